@@ -162,6 +162,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PEEK = 0.025
 MAX_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
+CACHE_CONTROL = b"cache-control"
+ACCEL_BUFFERING = b"x-accel-buffering"
 MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16
 MAX_LISTENED = 4 * 1024 * 1024
@@ -177,6 +179,21 @@ class StreamCut(Exception): ...
 
 def is_stream(answer: Answer) -> bool:
     return dict(answer.headers).get(b"content-type", b"").startswith(EVENT_STREAM)
+
+
+def unbuffered(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The headers of a stream, which tell what stands in front of Weir to hold nothing back of it.
+
+    What the upstream says of it stays: nginx reads ``X-Accel-Buffering``, and what compresses waits for more to come.
+    """
+    found = [header for header in headers if header[0] != CACHE_CONTROL]
+    said = [value for name, value in headers if name == CACHE_CONTROL and value]
+    if b"no-transform" not in b",".join(said).lower():
+        said.append(b"no-transform")
+    found.append((CACHE_CONTROL, b", ".join(said)))
+    if not any(name == ACCEL_BUFFERING for name, _ in headers):
+        found.append((ACCEL_BUFFERING, b"no"))
+    return found
 
 
 def is_readable(answer: Answer) -> bool:

@@ -420,9 +420,9 @@ def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -
     if has_own_key(scope, caller, config):
         return caller
     headers = _decoded(scope["headers"], LOOKED_AT)
-    if _is_of_another_page(headers):
+    if _is_of_another_page(headers, config):
         raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
-    if _is_bound_anew(scope, headers):
+    if _is_bound_anew(scope, headers, config):
         where = "Ask Weir at http://127.0.0.1 or http://localhost."
         raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
     return caller
@@ -440,12 +440,15 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
         raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
-def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
+def refuse_foreign_pages(scope: Scope, config: Config, *, has_key: bool, followed: bool = False) -> None:
     """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
     headers = _decoded(scope["headers"], LOOKED_AT)
-    if not followed and _is_of_another_page(headers):
-        raise Forbidden("Web pages of other origins may not use this API.")
-    if not has_key and _is_bound_anew(scope, headers):
+    if not followed and _is_of_another_page(headers, config):
+        raise Forbidden(
+            "Web pages of other origins may not use this API. If this is a page of Weir's own behind a reverse proxy, "
+            "its address has to be public_url in Weir's configuration."
+        )
+    if not has_key and _is_bound_anew(scope, headers, config):
         where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."
         raise Forbidden(f"This name may not be used without a key. {where}")
 
@@ -475,19 +478,24 @@ def _announces_a_key(scope: Scope) -> bool:
     return any(name.strip() in CREDENTIALS for value in asked for name in value.split(b","))
 
 
-def _is_of_another_page(headers: Mapping[str, str]) -> bool:
+def _is_of_another_page(headers: Mapping[str, str], config: Config) -> bool:
     origin = headers.get("origin")
     if headers.get("sec-fetch-site") in OF_OTHERS:
         return True
+    if origin is not None and origin.lower() == config.public_origin:
+        return False
     try:
         return origin is not None and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
     except ValueError:
         return True
 
 
-def _is_bound_anew(scope: Scope, headers: Mapping[str, str]) -> bool:
+def _is_bound_anew(scope: Scope, headers: Mapping[str, str], config: Config) -> bool:
     server = _address((scope.get("server") or ("",))[0])
-    return server is not None and server.is_loopback and not _is_local_name(headers.get("host", ""))
+    host = headers.get("host", "")
+    if server is None or not server.is_loopback or _is_local_name(host):
+        return False
+    return config.public_origin is None or host.lower() != urlsplit(config.public_origin).netloc
 
 
 def _is_local_name(host: str) -> bool:

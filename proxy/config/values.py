@@ -69,6 +69,7 @@ def moment_in(given: str, *, now: float) -> float:
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
+Wait = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0, allow_inf_nan=False)]
@@ -301,6 +302,7 @@ class LimitSettings:
     concurrency_per_key: Count | None = None
     bytes_in_flight: Size = 128 * 2**20
     bytes_in_flight_per_key: Size | None = None
+    drain: Wait = 5.0
     grace: Seconds = 30.0
 
 
@@ -323,6 +325,7 @@ class FileValues:
     """What a file may say."""
 
     listen: Listen = Listen()
+    public_url: str | None = None
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
@@ -362,6 +365,11 @@ class Config(FileValues):
     @property
     def admin_token(self) -> SecretStr | None:
         return self.auth.admin_token
+
+    @property
+    def public_origin(self) -> str | None:
+        """What browsers say as ``Origin`` that have a page of Weir's from ``public_url``."""
+        return None if self.public_url is None else origin_of(self.public_url)
 
     def policy(self, name: str | None = None) -> ContextSettings:
         """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
@@ -407,7 +415,15 @@ def _called(kind: object) -> frozenset[str]:
     return frozenset(name for name, hint in hints if kind in (hint, *get_args(hint)))
 
 
-_DURATIONS, _AMOUNTS = _called(Seconds), _called(Size)
+_DURATIONS, _AMOUNTS = _called(Seconds) | _called(Wait), _called(Size)
+
+
+def origin_of(url: str) -> str:
+    """``scheme://host[:port]`` as browsers write it. Raises ValueError for an address that cannot be read."""
+    parts = urlsplit(url.lower())
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    netloc = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{netloc.removesuffix(f':{usual}')}"
 
 
 def masked_url(url: str) -> str:

@@ -52,6 +52,7 @@ from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (
+    EVENT_STREAM,
     NOT_RELAYED,
     ClientGone,
     Listener,
@@ -60,10 +61,12 @@ from proxy.stream import (
     StreamCut,
     UpstreamResponse,
     is_readable,
+    is_stream,
     read_plain,
     relay_stream,
     relay_whole,
     send_start,
+    unbuffered,
     while_connected,
 )
 from proxy.tap import Tap
@@ -268,7 +271,7 @@ class ExchangeHandler:
             runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
             received.answer.close()
         progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
-        kind = b"text/event-stream" if request.chat.stream else b"application/json"
+        kind = EVENT_STREAM if request.chat.stream else b"application/json"
         await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
         return True
 
@@ -277,6 +280,7 @@ class ExchangeHandler:
     ) -> None:
         self.progress.status = status
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
+        headers = unbuffered(headers) if kind == EVENT_STREAM else headers
         await send_start(self.send, status=status, headers=headers, is_whole=True)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
@@ -509,6 +513,7 @@ class ExchangeHandler:
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
         kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
+        kept = unbuffered(kept) if is_stream(answer) else kept
         own = self.progress.own_headers()
         return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if b"x-request-id" in dict(kept) else own)
 

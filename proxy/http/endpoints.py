@@ -70,6 +70,7 @@ from proxy.stream import (
     read_part,
     read_plain,
     relay_stream,
+    unbuffered,
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
@@ -262,7 +263,7 @@ class RelayedRequest:
         headers.append(RELAYED)
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", self.id.encode()))
-        return headers
+        return unbuffered(headers) if is_stream(answer) else headers
 
     def _settle(self) -> None:
         metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"

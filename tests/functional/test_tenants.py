@@ -25,7 +25,9 @@ LINE = "PLUM-77 is the number of the ledger"
 async def served(folder: Path, more: str = "", *, api_key: str = "pass") -> AsyncIterator[RunningWeir]:
     async with (
         scripted(lambda asked: as_asked(asked, completion("ok"))) as upstream,
-        weir("", folder=folder, yaml=BASE.format(url=upstream.base_url, api_key=api_key) + more, window=None) as target,
+        weir(
+            "", folder=folder, yaml=BASE.format(url=upstream.base_url, api_key=api_key) + more, window=None, env={}
+        ) as target,
     ):
         yield target
 
