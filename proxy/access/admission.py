@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
+from proxy.access.shared_limits import SharedLimits
 from proxy.config.values import (
     AuthSettings,
     Config,
@@ -36,7 +37,8 @@ from proxy.config.values import (
     Seconds,
 )
 from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
-from proxy.store.records import KeyRow
+from proxy.store import Store
+from proxy.store.records import KeyRow, Refusal
 
 PREFIX = "weir-sk-"
 Scope = MutableMapping[str, Any]
@@ -242,6 +244,16 @@ class Admission:
         self._inside: dict[str, _Inside] = {}
         self.held = self.passed = self._requests = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
+        self.shared: SharedLimits | None = None
+
+    def share(self, store: Store) -> None:
+        """Have the limits of keys hold in all processes that share a store together."""
+        self.shared = SharedLimits(store, self.open_of)
+
+    def open_of(self, key: str) -> int:
+        """How many requests of a key are open here."""
+        inside = self._inside.get(key)
+        return 0 if inside is None else inside.requests
 
     @property
     def waiting(self) -> int:
@@ -250,25 +262,41 @@ class Admission:
     def enter(self, caller: Caller) -> "Stay":
         if self._requests >= self._all:
             raise Busy("Weir has as many requests open as it may have (limits.concurrency). Please try again.")
-        inside = self._inside.get(caller.tenant) or _Inside()
+        key = caller.name or caller.tenant
+        inside = self._inside.get(key) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
             text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
         if caller.requests_per_minute is not None:
-            self._begin(caller.tenant, caller.requests_per_minute)
-        self._inside[caller.tenant] = inside
+            self._begin(key, caller.requests_per_minute)
+        self._inside[key] = inside
         inside.requests += 1
         self._requests += 1
-        return Stay(self, caller.tenant, inside)
+        return Stay(self, key, inside)
 
-    def _begin(self, tenant: str, most: int) -> None:
-        now, came = self._clock(), self._came.setdefault(tenant, deque())
+    async def share_limits(self, stay: "Stay", caller: Caller) -> None:
+        """Nothing, or RateLimited where all processes together have as many of the key's requests as it may have."""
+        rate = caller.requests_per_minute
+        most = caller.concurrency
+        if self.shared is None or (rate is None and most is None):
+            return
+        refused = await self.shared.enter(stay.key, rate=rate, most=most)
+        if refused is None:
+            return
+        if rate is not None:
+            self._came[stay.key].pop()
+        if refused.refused is Refusal.RATE:
+            raise _too_often(rate or 0, refused.seconds)
+        text = f"This key has {most} requests open in all processes, as many as it may have (its concurrency)."
+        raise RateLimited(f"{text} Please try again.")
+
+    def _begin(self, key: str, most: int) -> None:
+        now, came = self._clock(), self._came.setdefault(key, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
         if len(came) >= most:
-            text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
-            raise RateLimited(f"{text} Please try again.", retry_after=math.ceil(MINUTE - (now - came[0])))
+            raise _too_often(most, math.ceil(MINUTE - (now - came[0])))
         came.append(now)
 
     def leave(self, stay: "Stay") -> None:
@@ -278,7 +306,9 @@ class Admission:
         self.held -= stay.held
         stay.held = 0
         if not stay.inside.requests:
-            self._inside.pop(stay.tenant, None)
+            self._inside.pop(stay.key, None)
+        if self.shared is not None:
+            self.shared.left(stay.key)
         for other, size, turn in tuple(self._waiting):
             if not turn.done() and self.take(other, size):
                 turn.set_result(None)
@@ -313,6 +343,11 @@ class Admission:
             self._waiting.remove(waiting)
 
 
+def _too_often(most: int, seconds: int) -> RateLimited:
+    text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
+    return RateLimited(f"{text} Please try again.", retry_after=seconds)
+
+
 @dataclass(slots=True)
 class _Inside:
     requests: int = 0
@@ -322,7 +357,7 @@ class _Inside:
 @dataclass(slots=True, eq=False)
 class Stay:
     admission: Admission
-    tenant: str
+    key: str
     inside: _Inside
     held: int = 0
     waited: float = 0.0

@@ -143,6 +143,8 @@ class ExchangeHandler:
         try:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
+                if runtime.admission.shared is not None:
+                    await runtime.admission.share_limits(stay, caller)
                 limit = runtime.config.limits.body
                 body, progress.headers = await read_plain(self.receive, progress.headers, limit=limit, hold=stay.hold)
                 if stay.waited:

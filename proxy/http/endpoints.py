@@ -147,6 +147,8 @@ class RelayedRequest:
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
+            if runtime.admission.shared is not None:
+                await runtime.admission.share_limits(stay, caller)
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
             decides = is_decided_by_model(config, caller, route)

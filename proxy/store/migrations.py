@@ -26,6 +26,7 @@ from proxy.store.schema import (
     frames,
     inspected,
     inspected_parts,
+    key_use,
     meta,
     provider_ids,
     usage_days,
@@ -134,6 +135,10 @@ def hash_anew(connection: sa.Connection, op: Operations) -> None:
             after = rows[-1].seq
 
 
+def add_key_use(connection: sa.Connection, _: Operations) -> None:
+    key_use.create(connection)
+
+
 STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
@@ -142,4 +147,5 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0020": add_provider_ids,
     "0021": forget_rounds,
     "0022": hash_anew,
+    "0024": add_key_use,
 }
