@@ -221,8 +221,8 @@ class AuthSettings:
 class KeySettings:
     """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``.
 
-    ``concurrency`` and ``requests_per_minute`` hold in all processes that share a PostgreSQL together; None for what all
-    keys have, and for none.
+    ``concurrency`` and ``requests_per_minute`` hold in all processes together that share a PostgreSQL; None for what
+    all keys have, and for none.
     """
 
     name: Word
