@@ -51,10 +51,12 @@ class _Inflate:
     def read(self, data: bytes) -> Iterator[bytes]:
         if self._reader is None:
             self._reader = zlib.decompressobj(zlib.MAX_WBITS if _has_zlib_header(data) else -zlib.MAX_WBITS)
-        while data and not self._reader.eof:
-            yield self._reader.decompress(data, PIECE)
+        while not self._reader.eof:
+            piece = self._reader.decompress(data, PIECE)
+            yield piece
             data = self._reader.unconsumed_tail
-        yield self._reader.flush() if self._reader.eof else b""
+            if not data and len(piece) < PIECE:  # else there may be more that had no room
+                break
 
 
 def _has_zlib_header(data: bytes) -> bool:
@@ -87,9 +89,12 @@ class _Brotli:
         return bool(self._reader.is_finished())
 
     def read(self, data: bytes) -> Iterator[bytes]:
-        yield self._reader.process(data, output_buffer_limit=PIECE)
-        while not self._reader.can_accept_more_data():
-            yield self._reader.process(b"", output_buffer_limit=PIECE)
+        while not self._reader.is_finished():
+            piece = self._reader.process(data, output_buffer_limit=PIECE)
+            yield piece
+            data = b""
+            if not piece and self._reader.can_accept_more_data():
+                break
 
 
 _READERS: Mapping[bytes, Callable[[], Reader]] = {

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import zstandard
 
+from proxy.wire import encodings
 from tests.functional.harness import opening, tool_step, weir
 from tests.functional.scripted import Asked, Reply, completion, scripted, whole
 
@@ -90,6 +91,31 @@ async def test_an_encoded_body_goes_up_as_the_plain_one_does(
         assert sent.status_code == 200, (name, sent.text)
         assert (asked[-1].body, "content-encoding" in asked[-1].headers) == (body, False), name
         assert asked[-1].headers["content-length"] == str(len(body)), name
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "DEFLATE", "zstd", "br", "gzip, br"])
+async def test_a_body_is_whole_wherever_its_pieces_end(
+    client: tuple[httpx.AsyncClient, list[Asked]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http, asked = client
+    monkeypatch.setattr(encodings, "PIECE", 64)
+    for reader in (encodings._Inflate, encodings._Zstd, encodings._Brotli):
+        monkeypatch.setattr(reader, "at_once", 9)
+    chance = random.Random(name)
+    for size in (*range(40), *(chance.randrange(3_000) for _ in range(40))):
+        text = "".join(chance.choice("ab") for _ in range(size)) + "a" * chance.randrange(300)
+        body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": text}]}).encode()
+        sent = await http.post("/chat/completions", content=ENCODED[name](body), headers={"content-encoding": name})
+        assert (sent.status_code, asked[-1].body == body) == (200, True), sent.text
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd", "br", "gzip, br"])
+async def test_a_large_body_is_read_whole(client: tuple[httpx.AsyncClient, list[Asked]], name: str) -> None:
+    http, asked = client
+    input_ = random.Random(1).randbytes(3 * MIB).hex()
+    body = json.dumps({"model": "sim", "input": input_}).encode()
+    sent = await http.post("/embeddings", content=ENCODED[name](body), headers={"content-encoding": name})
+    assert (sent.status_code, asked[-1].body == body) == (200, True), sent.text
 
 
 async def test_a_long_conversation_in_encoded_bodies_is_edited(
