@@ -138,7 +138,9 @@ def weir(
         "--port", str(port),
         *extra,
     ]  # fmt: skip
-    environment = {} if otlp is None else {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{otlp}"}
+    environment = {"WEIR_DRAIN": "0"}
+    if otlp is not None:
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{otlp}"
     with log.open("w") as errors:
         started = time.monotonic()
         running = _start(name, command, cores=cores, errors=errors, environment=environment)

@@ -153,8 +153,9 @@ class TokenBudget:
 
     @cached_property
     def usable(self) -> int:
-        """W - R - H, at least 1: also the ``limit`` that clients are told."""
-        return max(1, self.window - self.reserve - self.headroom)
+        """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that clients are told."""
+        room = self.window - self.reserve - self.headroom
+        return max(1, room if self.max_input is None else min(room, self.max_input))
 
     def estimate(self, tokens: int) -> int:
         return math.ceil(round(tokens * self.ratio, 6))
@@ -337,7 +338,7 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
         cap = budget.caps.get(layer.scope)
         return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
     if layer.at is None:
-        usable = budget.usable if budget.max_input is None else min(budget.usable, budget.max_input)
+        usable = budget.usable
         return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.routing import Router
 
 from policies.health import RULES
-from proxy.access.admission import Admission, Keyring
+from proxy.access.admission import Admission, Keyring, tenant_source
 from proxy.access.destination import MANAGED
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
@@ -40,6 +40,7 @@ from proxy.planning.preparation import Preparation
 from proxy.planning.workers import Workers, processes_for_plans
 from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
+from proxy.store.key_use import OPEN_FOR
 from proxy.store.records import DAY, KeyRow, StoreError
 from proxy.stream import Receive, Send
 from proxy.telemetry import metrics as measured
@@ -66,6 +67,7 @@ BEGUN = {
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
 FOLLOWED_EVERY = 30.0
+RENEWED_EVERY = OPEN_FOR / 3
 SIZE_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
@@ -197,6 +199,8 @@ async def running(
         await runtime.upstreams.close()
         await runtime.settler.close()
         await runtime.windows.save()
+        if runtime.admission.shared is not None:
+            await runtime.admission.shared.settle()
         await store.close()
         if tokenizer is None:
             runtime.tokenizer.close()
@@ -249,7 +253,13 @@ async def _assemble(
     health = HealthBook()
     runtime = Runtime(
         config=config,
-        keyring=Keyring(config.keys, await store.list_keys(), secret=secret, mode=config.auth.mode),
+        keyring=Keyring(
+            config.keys,
+            await store.list_keys(),
+            secret=secret,
+            mode=config.auth.mode,
+            tenant=tenant_source(config.auth, config.listen),
+        ),
         secret=secret,
         registry=registry,
         windows=windows,
@@ -268,6 +278,8 @@ async def _assemble(
         instance=instance,
         admission=Admission(config.limits),
     )
+    if store.shared:
+        runtime.admission.share(store)
     _watch(runtime)
     return runtime
 
@@ -346,6 +358,7 @@ async def _tend(runtime: Runtime) -> None:
     measured = -MEASURED_EVERY
     pruned = -DAY
     followed = time.monotonic()
+    renewed = time.monotonic()
     while True:
         await asyncio.sleep(KEYS_EVERY)
         if runtime.admission.passed > 2**24 and not runtime.admission.held:  # bytes of bodies since it was given back
@@ -354,6 +367,10 @@ async def _tend(runtime: Runtime) -> None:
         store, clock = runtime.store, runtime.planner.clock
         try:
             await store.ping()
+            shared = runtime.admission.shared
+            if shared is not None and time.monotonic() - renewed >= RENEWED_EVERY:
+                renewed = time.monotonic()
+                await shared.renew()
             runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.settings import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses, Keyring
+from proxy.access.admission import Admission, Guesses, Keyring, tenant_source
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
@@ -75,7 +75,8 @@ class Runtime:
     def take_keys(self, rows: Sequence[KeyRow]) -> None:
         config, before = self.config, self.keyring
         mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
-        fresh = self.keyring = Keyring(config.keys, rows, secret=self.secret, mode=mode)
+        tenant = tenant_source(config.auth, config.listen)
+        fresh = self.keyring = Keyring(config.keys, rows, secret=self.secret, mode=mode, tenant=tenant)
         if fresh.is_open and not before.is_open:
             self.logger.warning("auth.mode is open: from now on anybody who can connect may call")
         if before.is_open and not fresh.is_open:

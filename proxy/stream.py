@@ -25,12 +25,15 @@ from proxy.telemetry.trace import AnySpan
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
+from proxy.wire.encodings import HEADER, decoded, encodings_in
 from proxy.wire.raw import DONE, Decoder, Lines, read_value
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = Sequence[tuple[bytes, bytes]]
 NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
 Hold = Callable[[int], Awaitable[None]]
+READ_IN_THE_LOOP = 16 * 1024
+"""Bytes of an encoded body up to which it is read where it came: at most 1.6 MB come of them."""
 
 
 class ClientGone(Exception): ...
@@ -79,6 +82,29 @@ async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hol
             raise RequestTooLarge.of_body(limit)
         await hold(length)
     return await read_body(receive, limit=limit, hold=hold if length is None else None)
+
+
+async def read_plain(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> tuple[bytes, Headers]:
+    """The whole body without its ``Content-Encoding``, counted by ``hold`` as it grows, and the headers without it.
+
+    Raises UnsupportedEncoding, RequestTooLarge, and InvalidRequest for a body that is broken.
+    """
+    encodings = encodings_in(headers)
+    body = await read_held(receive, headers, limit=limit, hold=hold)
+    if encodings is None:
+        return body, headers
+    headers = [header for header in headers if header[0] != HEADER]
+    if not encodings:
+        return body, headers
+    pieces = decoded(body, encodings, limit=limit)
+    whole = BytesIO()
+    while True:
+        takes_long = len(body) > READ_IN_THE_LOOP
+        piece = await asyncio.to_thread(next, pieces, None) if takes_long else next(pieces, None)
+        if piece is None:
+            return whole.getvalue(), headers
+        await hold(len(piece))
+        whole.write(piece)
 
 
 async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -136,6 +162,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PEEK = 0.025
 MAX_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
+CACHE_CONTROL = b"cache-control"
+ACCEL_BUFFERING = b"x-accel-buffering"
 MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16
 MAX_LISTENED = 4 * 1024 * 1024
@@ -151,6 +179,21 @@ class StreamCut(Exception): ...
 
 def is_stream(answer: Answer) -> bool:
     return dict(answer.headers).get(b"content-type", b"").startswith(EVENT_STREAM)
+
+
+def unbuffered(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The headers of a stream, which tell what stands in front of Weir to hold nothing back of it.
+
+    What the upstream says of it stays: nginx reads ``X-Accel-Buffering``, and what compresses waits for more to come.
+    """
+    found = [header for header in headers if header[0] != CACHE_CONTROL]
+    said = [value for name, value in headers if name == CACHE_CONTROL and value]
+    if b"no-transform" not in b",".join(said).lower():
+        said.append(b"no-transform")
+    found.append((CACHE_CONTROL, b", ".join(said)))
+    if not any(name == ACCEL_BUFFERING for name, _ in headers):
+        found.append((ACCEL_BUFFERING, b"no"))
+    return found
 
 
 def is_readable(answer: Answer) -> bool:

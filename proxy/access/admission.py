@@ -25,9 +25,20 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
-from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
+from proxy.access.shared_limits import SharedLimits
+from proxy.config.values import (
+    AuthSettings,
+    Config,
+    Count,
+    Expiry,
+    KeySettings,
+    LimitSettings,
+    Listen,
+    Seconds,
+)
 from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
-from proxy.store.records import KeyRow
+from proxy.store import Store
+from proxy.store.records import KeyRow, Refusal
 
 PREFIX = "weir-sk-"
 Scope = MutableMapping[str, Any]
@@ -35,6 +46,9 @@ _REMEMBERED = 4096
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
+_IN_COMMON = b"\0in common"
+"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is nobody's key."""
+_BY_HEADER = b"\0by header"
 _ALL = frozenset({"policy", "mode", "relay"})
 KINDS: Mapping[str, TypeAdapter[Any]] = {
     "concurrency": TypeAdapter(Count),
@@ -115,9 +129,16 @@ class Keyring:
         *,
         secret: bytes,
         mode: Literal["auto", "open", "keys"],
+        tenant: str = "key",
     ) -> None:
-        """``auto`` is open until there was a key: a revoked one keeps the door shut."""
+        """``auto`` is open until there was a key: a revoked one keeps the door shut.
+
+        ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have theirs in common.
+        """
         self._secret = secret
+        self._tenant = tenant
+        self._common = key_digest(secret, _IN_COMMON)[:_TENANT_DIGITS]
+        self.header = tenant.partition(":")[2].lower().encode()
         self._remembered = lru_cache(_REMEMBERED)(self._identified)
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
@@ -128,34 +149,40 @@ class Keyring:
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = _caller_of(row, row.digest, tenant)
+            self._known[row.digest] = self._caller_of(row, row.digest, tenant)
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
             tenant = digest[:_TENANT_DIGITS]
             credential = key.upstream_key.get_secret_value().encode() if key.upstream_key else b""
             self._revoked.discard(digest)
             self.names[tenant] = key.name
-            self._known[digest] = _caller_of(key, digest, tenant, credential)
+            self._known[digest] = self._caller_of(key, digest, tenant, credential)
         self.is_open = mode == "open" or (mode == "auto" and not self.names)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held until now."""
+    def identify(self, headers: Mapping[str, str], *, said: bytes = b"") -> Caller:
+        """The caller, of the tenant that the configured header has ``said``, where it has.
+
+        A known key only separates its own by that: no header leads from one key to another's. Raises InvalidAPIKey for
+        a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
+        """
         credential = presented(headers)
         caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
         if _is_over(caller):
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
             raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")
-        return caller
+        if not said:
+            return caller
+        within = caller.tenant.encode() if caller.name is not None else b""
+        return replace(caller, tenant=key_digest(self._secret, b"\0".join((_BY_HEADER, within, said)))[:_TENANT_DIGITS])
 
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
         if known is not None:
             return None if _is_over(known) else known
-        is_stranger = self.is_open and key not in self._revoked
-        return Caller(tenant=key[:_TENANT_DIGITS], key=key, allow=_ALL) if is_stranger else None
+        return self._stranger(key) if self.is_open and key not in self._revoked else None
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
@@ -168,20 +195,29 @@ class Keyring:
         # A key that looks like Weir's own and is not known must not become a stranger with every freedom.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
-        return Caller(tenant=digest[:_TENANT_DIGITS], key=digest, allow=_ALL, credential=given)
+        return self._stranger(digest, given)
+
+    def _stranger(self, digest: str, credential: bytes = b"") -> Caller:
+        is_common = self._tenant in ("single", "strangers")
+        tenant = self._common if is_common else digest[:_TENANT_DIGITS]
+        return Caller(tenant=tenant, key=digest, allow=_ALL, credential=credential)
+
+    def _caller_of(self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
+        return Caller(
+            tenant=self._common if self._tenant == "single" else tenant,
+            key=digest,
+            name=key.name,
+            policy=key.policy,
+            models=key.models,
+            allow=frozenset(key.allow),
+            credential=credential,
+            **{name: getattr(key, name) for name in LIMITS},
+        )
 
 
-def _caller_of(key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
-    return Caller(
-        tenant=tenant,
-        key=digest,
-        name=key.name,
-        policy=key.policy,
-        models=key.models,
-        allow=frozenset(key.allow),
-        credential=credential,
-        **{name: getattr(key, name) for name in LIMITS},
-    )
+def tenant_source(auth: AuthSettings, listen: Listen) -> str:
+    """How a key ring separates tenants: what ``auth.tenant`` says, else by key, beyond loopback without exception."""
+    return auth.tenant or ("strangers" if listen.loopback else "key")
 
 
 def _is_over(caller: Caller) -> bool:
@@ -208,6 +244,16 @@ class Admission:
         self._inside: dict[str, _Inside] = {}
         self.held = self.passed = self._requests = 0
         self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
+        self.shared: SharedLimits | None = None
+
+    def share(self, store: Store) -> None:
+        """Have the limits of keys hold in all processes that share a store together."""
+        self.shared = SharedLimits(store, self.open_of)
+
+    def open_of(self, key: str) -> int:
+        """How many requests of a key are open here."""
+        inside = self._inside.get(key)
+        return 0 if inside is None else inside.requests
 
     @property
     def waiting(self) -> int:
@@ -216,25 +262,41 @@ class Admission:
     def enter(self, caller: Caller) -> "Stay":
         if self._requests >= self._all:
             raise Busy("Weir has as many requests open as it may have (limits.concurrency). Please try again.")
-        inside = self._inside.get(caller.tenant) or _Inside()
+        key = caller.name or caller.tenant
+        inside = self._inside.get(key) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
             text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
         if caller.requests_per_minute is not None:
-            self._begin(caller.tenant, caller.requests_per_minute)
-        self._inside[caller.tenant] = inside
+            self._begin(key, caller.requests_per_minute)
+        self._inside[key] = inside
         inside.requests += 1
         self._requests += 1
-        return Stay(self, caller.tenant, inside)
+        return Stay(self, key, inside)
 
-    def _begin(self, tenant: str, most: int) -> None:
-        now, came = self._clock(), self._came.setdefault(tenant, deque())
+    async def share_limits(self, stay: "Stay", caller: Caller) -> None:
+        """Nothing, or RateLimited where all processes together have as many of the key's requests as it may have."""
+        rate = caller.requests_per_minute
+        most = caller.concurrency
+        if self.shared is None or (rate is None and most is None):
+            return
+        refused = await self.shared.enter(stay.key, rate=rate, most=most)
+        if refused is None:
+            return
+        if rate is not None:
+            self._came[stay.key].pop()
+        if refused.refused is Refusal.RATE:
+            raise _too_often(rate or 0, refused.seconds)
+        text = f"This key has {most} requests open in all processes, as many as it may have (its concurrency)."
+        raise RateLimited(f"{text} Please try again.")
+
+    def _begin(self, key: str, most: int) -> None:
+        now, came = self._clock(), self._came.setdefault(key, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
         if len(came) >= most:
-            text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
-            raise RateLimited(f"{text} Please try again.", retry_after=math.ceil(MINUTE - (now - came[0])))
+            raise _too_often(most, math.ceil(MINUTE - (now - came[0])))
         came.append(now)
 
     def leave(self, stay: "Stay") -> None:
@@ -244,7 +306,9 @@ class Admission:
         self.held -= stay.held
         stay.held = 0
         if not stay.inside.requests:
-            self._inside.pop(stay.tenant, None)
+            self._inside.pop(stay.key, None)
+        if self.shared is not None:
+            self.shared.left(stay.key)
         for other, size, turn in tuple(self._waiting):
             if not turn.done() and self.take(other, size):
                 turn.set_result(None)
@@ -279,6 +343,11 @@ class Admission:
             self._waiting.remove(waiting)
 
 
+def _too_often(most: int, seconds: int) -> RateLimited:
+    text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
+    return RateLimited(f"{text} Please try again.", retry_after=seconds)
+
+
 @dataclass(slots=True)
 class _Inside:
     requests: int = 0
@@ -288,7 +357,7 @@ class _Inside:
 @dataclass(slots=True, eq=False)
 class Stay:
     admission: Admission
-    tenant: str
+    key: str
     inside: _Inside
     held: int = 0
     waited: float = 0.0
@@ -386,9 +455,9 @@ def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -
     if has_own_key(scope, caller, config):
         return caller
     headers = _decoded(scope["headers"], LOOKED_AT)
-    if _is_of_another_page(headers):
+    if _is_of_another_page(headers, config):
         raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
-    if _is_bound_anew(scope, headers):
+    if _is_bound_anew(scope, headers, config):
         where = "Ask Weir at http://127.0.0.1 or http://localhost."
         raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
     return caller
@@ -398,19 +467,23 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
     """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
     headers = credentials_in(scope["headers"])
     try:
-        return keyring.identify(headers)
+        said = dict(scope["headers"]).get(keyring.header, b"").strip() if keyring.header else b""
+        return keyring.identify(headers, said=said)
     except ExpiredAPIKey:
         raise
     except InvalidAPIKey as error:
         raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
-def refuse_foreign_pages(scope: Scope, *, has_key: bool, followed: bool = False) -> None:
+def refuse_foreign_pages(scope: Scope, config: Config, *, has_key: bool, followed: bool = False) -> None:
     """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
     headers = _decoded(scope["headers"], LOOKED_AT)
-    if not followed and _is_of_another_page(headers):
-        raise Forbidden("Web pages of other origins may not use this API.")
-    if not has_key and _is_bound_anew(scope, headers):
+    if not followed and _is_of_another_page(headers, config):
+        raise Forbidden(
+            "Web pages of other origins may not use this API. If this is a page of Weir's own behind a reverse proxy, "
+            "its address has to be public_url in Weir's configuration."
+        )
+    if not has_key and _is_bound_anew(scope, headers, config):
         where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."
         raise Forbidden(f"This name may not be used without a key. {where}")
 
@@ -440,19 +513,24 @@ def _announces_a_key(scope: Scope) -> bool:
     return any(name.strip() in CREDENTIALS for value in asked for name in value.split(b","))
 
 
-def _is_of_another_page(headers: Mapping[str, str]) -> bool:
+def _is_of_another_page(headers: Mapping[str, str], config: Config) -> bool:
     origin = headers.get("origin")
     if headers.get("sec-fetch-site") in OF_OTHERS:
         return True
+    if origin is not None and origin.lower() == config.public_origin:
+        return False
     try:
         return origin is not None and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
     except ValueError:
         return True
 
 
-def _is_bound_anew(scope: Scope, headers: Mapping[str, str]) -> bool:
+def _is_bound_anew(scope: Scope, headers: Mapping[str, str], config: Config) -> bool:
     server = _address((scope.get("server") or ("",))[0])
-    return server is not None and server.is_loopback and not _is_local_name(headers.get("host", ""))
+    host = headers.get("host", "")
+    if server is None or not server.is_loopback or _is_local_name(host):
+        return False
+    return config.public_origin is None or host.lower() != urlsplit(config.public_origin).netloc
 
 
 def _is_local_name(host: str) -> bool:

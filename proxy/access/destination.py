@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import msgspec
 
 from proxy.config.values import Config, ModelRule, UpstreamSettings
-from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed, UnsupportedEncoding
+from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed
 from proxy.wire.codec import ClientRequest
 from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, split_object, write_value
 
@@ -105,8 +105,6 @@ def _model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
 
 
 def _model_in_body(headers: Headers, body: bytes) -> str:
-    if any(value.strip().lower() not in (b"", b"identity") for value in _values(headers, b"content-encoding")):
-        raise UnsupportedEncoding("Send the request body without Content-Encoding: its model has to be read here.")
     if not is_form(headers):
         return _model_in_object(body, split_object(body))
     named = {model.decode("utf-8", "replace") for model in _FORM_MODEL.findall(body)}

@@ -21,7 +21,7 @@ import msgspec
 
 from proxy.access.destination import Caller, Headers, Route, is_form
 from proxy.config.values import UpstreamSettings
-from proxy.errors import Busy, InvalidRequest, NotFound, UnsupportedEncoding
+from proxy.errors import Busy, InvalidRequest, NotFound
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import ProviderIdsRow, StoreError
 from proxy.wire.codec import NAMING, NAMING_WORDS, ClientRequest
@@ -324,8 +324,6 @@ class ProviderIds:
         named = [*named_in_path(route)]
         said = parse_qsl(query.decode("latin-1"), max_num_fields=1_000) if query else []
         named += [(name, value) for name, value in said if name in NAMING]
-        if body and any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
-            raise UnsupportedEncoding("Send the request body without Content-Encoding: what it names is judged here.")
         if body and is_form(headers):
             if _FORM_FIELD.search(body):
                 raise InvalidRequest("Send the ids of what is at the provider as JSON: they are judged here.")

@@ -29,7 +29,7 @@ def keys() -> None:
 
 
 def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
-    counted = "in each process, or none for no limit of its own."
+    counted = "in all processes on one PostgreSQL, or none for no limit of its own."
     said = {
         "--expires": "Until when it holds: 24h, 30d, 2027-01-31, 2027-01-31T18:00Z, or none.",
         "--requests-per-minute": f"Requests that it may begin in any minute, {counted}",

@@ -135,7 +135,12 @@ def _serving(root: str, path: Path | None) -> Iterator[None]:
     arguments = [sys.executable, "-m", "proxy", "serve", *given, "--host", host, "--port", port]
     with os.fdopen(descriptor, "wb") as file:
         weir = subprocess.Popen(  # noqa: S603 - this interpreter and this package
-            arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env={**environment(), "WEIR_DRAIN": "0"},  # nobody but the command was sent here
         )
     click.echo(f"weir: started for this command, log in {log}", err=True)
     try:

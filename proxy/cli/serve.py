@@ -185,6 +185,7 @@ def _limits(config: Config) -> ServerLimits:
         body_bytes=limits.body,
         concurrency=2 * limits.concurrency,  # admission refuses before, and counts them
         connections=_most_connections(),
+        drain=limits.drain,
         grace=limits.grace,
     )
 

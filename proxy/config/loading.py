@@ -104,11 +104,14 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("default_policy",): ("WEIR_POLICY", "policy"),
     ("listen", "host"): ("WEIR_HOST", "host"),
     ("listen", "port"): ("WEIR_PORT", "port"),
+    ("public_url",): ("WEIR_PUBLIC_URL", ""),
     ("window",): ("WEIR_WINDOW", "window"),
     ("summarizer",): ("WEIR_SUMMARIZER", "summarizer"),
     ("auth", "mode"): ("WEIR_AUTH_MODE", "auth_mode"),
+    ("auth", "tenant"): ("WEIR_AUTH_TENANT", ""),
     ("auth", "open_beyond_loopback"): ("WEIR_OPEN_BEYOND_LOOPBACK", ""),
     ("auth", "admin_token"): ("WEIR_ADMIN_TOKEN", ""),
+    ("limits", "drain"): ("WEIR_DRAIN", ""),
     ("telemetry", "otlp_endpoint"): ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
     ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
     ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
@@ -204,6 +207,8 @@ def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterat
     webhook = file.telemetry.alerts.webhook
     if webhook is not None and not _is_address(webhook.get_secret_value()):
         yield ("telemetry", "alerts", "webhook"), "should be an address like https://alerts.example.com/weir"
+    if file.public_url is not None and not _is_origin(file.public_url):
+        yield ("public_url",), "should be an address without a path, like https://weir.example.com"
     if _mode(file) == "open" and not file.listen.loopback and not file.auth.open_beyond_loopback:
         yield (("listen", "host"), _OPEN_DOOR.format(file.listen.host))
 
@@ -227,6 +232,10 @@ def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[
         yield (*at, "base_url"), "should have no user, query or fragment; the key belongs into api_key"
     if upstream.api_base is not None:
         yield (*at, "api_base"), "belongs to kind litellm"
+
+
+def _is_origin(url: str) -> bool:
+    return _is_address(url) and not urlsplit(url)._replace(scheme="", netloc="").geturl().strip("/")
 
 
 def _is_address(url: str) -> bool:

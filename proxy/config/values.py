@@ -69,6 +69,7 @@ def moment_in(given: str, *, now: float) -> float:
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
+Wait = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0, allow_inf_nan=False)]
@@ -198,11 +199,20 @@ class ModelRule:
     prices: Prices = Prices()
 
 
+TenantSource = Annotated[str, Field(pattern=r"^(?:key|single|header:[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100})$")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may call: ``keys`` only the known keys, ``open`` anybody, each key its own tenant, ``auto`` as keys exist."""
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` as keys exist.
+
+    ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single`` everybody's in common,
+    ``header:NAME`` by what that header says. None: in common among those who send no known key where Weir is open on
+    loopback only, else each key's own.
+    """
 
     mode: Literal["auto", "open", "keys"] = "auto"
+    tenant: TenantSource | None = None
     admin_token: SecretStr | None = None
     open_beyond_loopback: bool = False
 
@@ -211,7 +221,8 @@ class AuthSettings:
 class KeySettings:
     """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``.
 
-    ``concurrency`` and ``requests_per_minute`` are counted in each process; None for what all keys have, and for none.
+    ``concurrency`` and ``requests_per_minute`` hold in all processes together that share a PostgreSQL; None for what
+    all keys have, and for none.
     """
 
     name: Word
@@ -292,6 +303,7 @@ class LimitSettings:
     concurrency_per_key: Count | None = None
     bytes_in_flight: Size = 128 * 2**20
     bytes_in_flight_per_key: Size | None = None
+    drain: Wait = 5.0
     grace: Seconds = 30.0
 
 
@@ -314,6 +326,7 @@ class FileValues:
     """What a file may say."""
 
     listen: Listen = Listen()
+    public_url: str | None = None
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
@@ -353,6 +366,11 @@ class Config(FileValues):
     @property
     def admin_token(self) -> SecretStr | None:
         return self.auth.admin_token
+
+    @property
+    def public_origin(self) -> str | None:
+        """What browsers say as ``Origin`` that have a page of Weir's from ``public_url``."""
+        return None if self.public_url is None else origin_of(self.public_url)
 
     def policy(self, name: str | None = None) -> ContextSettings:
         """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
@@ -398,7 +416,15 @@ def _called(kind: object) -> frozenset[str]:
     return frozenset(name for name, hint in hints if kind in (hint, *get_args(hint)))
 
 
-_DURATIONS, _AMOUNTS = _called(Seconds), _called(Size)
+_DURATIONS, _AMOUNTS = _called(Seconds) | _called(Wait), _called(Size)
+
+
+def origin_of(url: str) -> str:
+    """``scheme://host[:port]`` as browsers write it. Raises ValueError for an address that cannot be read."""
+    parts = urlsplit(url.lower())
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    netloc = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{netloc.removesuffix(f':{usual}')}"
 
 
 def masked_url(url: str) -> str:

@@ -142,7 +142,7 @@ class Site:
         path = visit.at
         followed = method in ("GET", "HEAD") and dict(scope["headers"]).get(b"sec-fetch-mode") == b"navigate"
         is_signed_in = bool(cookie_in(scope)) and session.who in SIGNED_IN
-        refuse_foreign_pages(scope, has_key=is_signed_in, followed=followed)
+        refuse_foreign_pages(scope, self._runtime.config, has_key=is_signed_in, followed=followed)
         if followed and not cookie_in(scope) and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
             return View("again.html", {}, 200, ((b"refresh", b"0"),)), visit

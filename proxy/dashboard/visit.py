@@ -101,7 +101,7 @@ class Sessions(msgspec.Struct, frozen=True):
         body = urlsafe_b64encode(json.dumps(msgspec.structs.asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
-        return f"{value}{'; Secure' if _is_encrypted(scope) else ''}".encode()
+        return f"{value}{'; Secure' if self._is_encrypted(scope) else ''}".encode()
 
     def guest(self) -> Session:
         now = self.runtime.planner.clock()
@@ -116,7 +116,9 @@ class Sessions(msgspec.Struct, frozen=True):
         if token is not None and same_secret(credential, token.get_secret_value()):
             return Session.begun("operator", now=now)
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
-        caller = identify({**scope, "headers": [header]}, self.runtime.keyring, self.runtime.guesses)
+        keyring = self.runtime.keyring
+        said = [each for each in scope["headers"] if each[0] == keyring.header]
+        caller = identify({**scope, "headers": [header, *said]}, keyring, self.runtime.guesses)
         return Session.begun("caller", now=now, caller=caller)
 
     def token(self, session: Session) -> str:
@@ -126,6 +128,14 @@ class Sessions(msgspec.Struct, frozen=True):
         """Nothing, or Forbidden for a form that was not given to this visitor."""
         if not hmac.compare_digest(self.token(session).encode(), given.encode("utf-8", "replace")):
             raise Forbidden("This form is too old, or not from here: load the page anew and send it again.")
+
+    def _is_encrypted(self, scope: Mapping[str, Any]) -> bool:
+        headers = dict(scope["headers"])
+        told = headers.get(b"x-forwarded-proto", b"")
+        if scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https":
+            return True
+        origin: str = headers.get(b"origin", b"").decode("latin-1").lower()
+        return origin.startswith("https://") and origin == self.runtime.config.public_origin
 
     @property
     def _key(self) -> bytes:
@@ -143,11 +153,6 @@ def cookie_in(scope: Mapping[str, Any]) -> str:
     given = dict(scope["headers"]).get(b"cookie", b"").decode("latin-1")
     cookies = (each.strip().partition("=") for each in given.split(";"))
     return next((value for name, _, value in cookies if name == COOKIE), "")
-
-
-def _is_encrypted(scope: Mapping[str, Any]) -> bool:
-    told = dict(scope["headers"]).get(b"x-forwarded-proto", b"")
-    return scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https"
 
 
 class View(msgspec.Struct, frozen=True):

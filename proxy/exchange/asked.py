@@ -37,7 +37,7 @@ from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.record import ExchangeProgress
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
-from proxy.models.facts import binds_reasoning, cost_of, prices_of
+from proxy.models.facts import BETA, binds_reasoning, cost_of, long_name, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
@@ -290,7 +290,14 @@ def request_for(
         name=name,
         settings=settings,
         counter=counter,
-        limits=_limits_of(runtime, chat, settings, destination, exact=counter.is_exact),
+        limits=_limits_of(
+            runtime,
+            chat,
+            settings,
+            destination,
+            model=chat.model if BETA not in sent else long_name(chat.model, headers),
+            exact=counter.is_exact,
+        ),
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, said=said),
@@ -341,11 +348,17 @@ def _may_compact(chat: ClientRequest, destination: Destination, settings: Contex
 
 
 def _limits_of(
-    runtime: Runtime, chat: ClientRequest, settings: ContextSettings, destination: Destination, *, exact: bool
+    runtime: Runtime,
+    chat: ClientRequest,
+    settings: ContextSettings,
+    destination: Destination,
+    *,
+    model: str,
+    exact: bool,
 ) -> ResolveLimits:
     return partial(
         runtime.windows.resolve_limits,
-        chat.model,
+        model,
         settings=settings,
         upstream=destination.upstream,
         caller=destination.caller,
@@ -387,10 +400,10 @@ def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCou
 
 
 def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
-    """Whether the request forbids editing: ``truncation: "disabled"`` (OpenAI), or OpenRouter's plugin or
-    transforms switched off."""
-    if "truncation" in fields and read_value(fields["truncation"]) == "disabled":
-        return True
+    """Whether the request forbids editing: OpenRouter's plugin or transforms switched off.
+
+    ``truncation: "disabled"`` of Responses does not: it is the API's default, and some clients always send it.
+    """
     if "transforms" in fields and read_value(fields["transforms"]) == []:
         return True
     plugins = read_value(fields["plugins"]) if "plugins" in fields else None

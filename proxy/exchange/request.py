@@ -54,7 +54,7 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
         if self.chain:
             history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)
             chat = with_history(client, history, self.chain[0].opening)
-        elif client.messages is None and self.keeps and client.codec.added(client.fields):
+        elif client.messages is None and client.codec.added(client.fields):
             chat = with_history(client, b"", b"{}")
         if self.known and chat.messages is not None:
             array, head = bytes(chat.messages.raw), chat.messages.head

@@ -31,7 +31,6 @@ from proxy.errors import (
     LoopDetected,
     ProxyError,
     ShuttingDown,
-    UnsupportedEncoding,
     UpstreamPage,
     UpstreamUnreachable,
 )
@@ -62,6 +61,7 @@ from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (
+    EVENT_STREAM,
     NOT_RELAYED,
     ClientGone,
     Listener,
@@ -70,10 +70,12 @@ from proxy.stream import (
     StreamCut,
     UpstreamResponse,
     is_readable,
-    read_held,
+    is_stream,
+    read_plain,
     relay_stream,
     relay_whole,
     send_start,
+    unbuffered,
     while_connected,
 )
 from proxy.tap import Tap
@@ -149,8 +151,10 @@ class ExchangeHandler:
         try:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
+                if runtime.admission.shared is not None:
+                    await runtime.admission.share_limits(stay, caller)
                 limit = runtime.config.limits.body
-                body = await read_held(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                body, progress.headers = await read_plain(self.receive, progress.headers, limit=limit, hold=stay.hold)
                 if stay.waited:
                     progress.since = time.monotonic() - stay.waited
                 if progress.trace.recorded:
@@ -181,9 +185,6 @@ class ExchangeHandler:
     def _admit(self, headers: Headers) -> Caller:
         if came_through(headers, self.runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
-        for name, value in headers:
-            if name == b"content-encoding" and value.strip().lower() != b"identity":
-                raise UnsupportedEncoding("Send the request body without Content-Encoding: it has to be read here.")
         runtime = self.runtime
         return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
 
@@ -279,7 +280,7 @@ class ExchangeHandler:
             runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
             received.answer.close()
         progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
-        kind = b"text/event-stream" if request.chat.stream else b"application/json"
+        kind = EVENT_STREAM if request.chat.stream else b"application/json"
         await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
         return True
 
@@ -288,6 +289,7 @@ class ExchangeHandler:
     ) -> None:
         self.progress.status = status
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
+        headers = unbuffered(headers) if kind == EVENT_STREAM else headers
         await send_start(self.send, status=status, headers=headers, is_whole=True)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
@@ -543,6 +545,7 @@ class ExchangeHandler:
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
         kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
+        kept = unbuffered(kept) if is_stream(answer) else kept
         own = self.progress.own_headers()
         return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if b"x-request-id" in dict(kept) else own)
 

@@ -60,6 +60,7 @@ from proxy.stream import (
     NOT_RELAYED,
     ClientGone,
     Headers,
+    Hold,
     Receive,
     Send,
     StreamCut,
@@ -67,7 +68,9 @@ from proxy.stream import (
     is_stream,
     read_held,
     read_part,
+    read_plain,
     relay_stream,
+    unbuffered,
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
@@ -112,6 +115,7 @@ class RelayedRequest:
     status: int | None = None
     error: str | None = None
     reported: Reported | None = None
+    headers: Headers = ()
     remembers: bool = False
     lists: bool = False
 
@@ -134,6 +138,7 @@ class RelayedRequest:
 
     async def _relay(self) -> None:
         runtime, route, headers = self.runtime, self.route, self.scope["headers"]
+        self.headers = headers
         if came_through(headers, runtime.instance):
             raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
         config = runtime.config
@@ -142,10 +147,13 @@ class RelayedRequest:
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
+            if runtime.admission.shared is not None:
+                await runtime.admission.share_limits(stay, caller)
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
             decides = is_decided_by_model(config, caller, route)
-            names = route.kind == "other" and is_judged(caller, upstream_for(config, "")) and not is_form(headers)
+            judged = is_judged(caller, upstream_for(config, ""))
+            names = route.kind == "other" and judged and not is_form(headers)
             if has_body and not decides and not names and (length is None or length > MAX_HELD):
                 if length is not None and length > config.limits.body:
                     raise RequestTooLarge.of_body(config.limits.body)
@@ -153,7 +161,10 @@ class RelayedRequest:
                 await self._judge(self.destination, None)
                 await self._forward(self.destination, _parts(self.receive, config.limits.body), length)
                 return
-            read = await read_held(self.receive, headers, limit=config.limits.body, hold=stay.hold)
+            # what nobody has to read here goes on as it came
+            take = read_plain if decides or judged else _read_as_it_came
+            read, self.headers = await take(self.receive, headers, limit=config.limits.body, hold=stay.hold)
+            headers = self.headers
             body = read if has_body else None
             if route.kind == "models":
                 destination = for_models(config, caller, route)
@@ -175,8 +186,7 @@ class RelayedRequest:
             return
         named = self.runtime.provider_ids.require_relayed
         query = self.scope.get("query_string", b"")
-        headers = self.scope["headers"]
-        await named(caller, route, query=query, headers=headers, body=body)
+        await named(caller, route, query=query, headers=self.headers, body=body)
         is_file = route.path.rstrip("/").endswith(CONTENT)  # whatever its owner has written there
         self.remembers = route.path == VIDEOS or (route.kind == "other" and not is_file)
         self.lists = is_list(self.scope["method"], route)
@@ -187,7 +197,7 @@ class RelayedRequest:
         trace = self.trace
         span = _span(trace, self.scope, destination)
         context = span.propagation() if destination.upstream.forward_trace else ()
-        sent = self.scope["headers"]
+        sent = self.headers
         if context:
             sent = [*(header for header in sent if header[0] not in CONTEXT_HEADERS), *context]
         try:
@@ -255,7 +265,7 @@ class RelayedRequest:
         headers.append(RELAYED)
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", self.id.encode()))
-        return headers
+        return unbuffered(headers) if is_stream(answer) else headers
 
     def _settle(self) -> None:
         metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
@@ -312,6 +322,10 @@ def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destinatio
     if operation is None:
         return trace.relayed(scope["method"], address, port)
     return trace.attempt(model, provider, address, port, operation=operation)
+
+
+async def _read_as_it_came(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> tuple[bytes, Headers]:
+    return await read_held(receive, headers, limit=limit, hold=hold), headers
 
 
 def _is_plain_json(answer: Answer) -> bool:

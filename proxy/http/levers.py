@@ -45,7 +45,7 @@ from proxy.store.records import DAY, KeyRow, NameTaken, StoreError
 MAX_KEY_NAME = 100
 MAX_MODELS = 100
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
-Most = Annotated[int, Meta(ge=1, description="counted in each process")]
+Most = Annotated[int, Meta(ge=1, description="in all processes that share a PostgreSQL together")]
 
 
 class LimitedKey(Shape):

@@ -87,7 +87,7 @@ class McpServer:
     def _caller(self, scope: Scope) -> Caller:
         headers = credentials_in(scope["headers"])
         credential = presented(headers)
-        refuse_foreign_pages(scope, has_key=bool(credential))
+        refuse_foreign_pages(scope, self._runtime.config, has_key=bool(credential))
         token = self._runtime.config.admin_token
         if token is not None and same_secret(credential, token.get_secret_value()):
             raise Forbidden("The admin token reads no originals: send the key of the caller that sent them.")

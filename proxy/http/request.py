@@ -22,7 +22,7 @@ from proxy.runtime import Runtime
 from proxy.store import Store
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
-from proxy.stream import ClientGone, Headers, Receive, Send, read_body, while_connected
+from proxy.stream import ClientGone, Headers, Receive, Send, read_body, unbuffered, while_connected
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.metrics import Metrics
 from proxy.wire.codec import CHAT, Codec
@@ -428,7 +428,7 @@ async def respond_live(scope: MutableMapping[str, Any], receive: Receive, send: 
     """Send what comes as it comes, until it ends, the client goes or the process stops; a stream may give nothing."""
     shutdown, stream = scope.get("state", {}).get("shutdown"), answer.stream
     assert stream is not None  # noqa: S101 - only for answers that are streams
-    headers = [(b"content-type", answer.kind), *answer.headers]
+    headers = unbuffered([(b"content-type", answer.kind), *answer.headers])
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def sending() -> None:

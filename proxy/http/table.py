@@ -397,7 +397,7 @@ class Management:
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive) -> ManagementAnswer:
         headers = credentials_in(scope["headers"])
-        refuse_foreign_pages(scope, has_key=bool(presented(headers)))
+        refuse_foreign_pages(scope, self._runtime.config, has_key=bool(presented(headers)))
         method, path = scope["method"], _path(scope)
         found: Found = [(route, parts) for route in ROUTES if (parts := route.match(path)) is not None]
         if method == "OPTIONS" and found:

@@ -69,6 +69,14 @@ _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
     ("gemini-3", 1_048_576, None, 65_536),
 )
 
+LONG = 1_000_000
+"""Tokens of the window of a model whose name ends with ``[1m]``, or that Anthropic is asked for with that beta."""
+_LONG_TAG = "[1m]"
+BETA = b"anthropic-beta"
+_LONG_BETA = b"context-1m-"
+_EXTENDED_FROM = 200_000  # a smaller window is a server's of its own
+_LATEST = re.compile(r"[-@]latest$")
+_VERSION = re.compile(r"\d+(?:[-.]\d+)*")
 _DATE = re.compile(r"(?:[-@](?:\d{4}-\d{2}-\d{2}|20\d{6}|latest))+$")
 _ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")  # OpenRouter's variants with the same window
 _DEARER = re.compile(rb'"(in|out)put_cost_per_token_above_(\d+)k_tokens":\s*([\d.eE+-]+)')
@@ -153,6 +161,21 @@ def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
     )
 
 
+def long_name(model: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The name under which a model's window is looked up and learned: with ``[1m]`` where a beta asks for that."""
+    asks = any(name == BETA and _LONG_BETA in value for name, value in headers)
+    return f"{model}{_LONG_TAG}" if asks and not is_long(model) else model
+
+
+def is_long(model: str) -> bool:
+    return model[-len(_LONG_TAG) :].lower() == _LONG_TAG
+
+
+def plain_name(model: str) -> str:
+    """The name without ``[1m]``."""
+    return model[: -len(_LONG_TAG)] if is_long(model) else model
+
+
 class ModelRegistry:
     def __init__(self, rules: Sequence[ModelRule] = (), *, table: Path | None = None) -> None:
         self.rules = rules
@@ -170,8 +193,11 @@ class ModelRegistry:
         return len(self._table)
 
     def known(self, model: str) -> ModelFacts:
-        """What the table says of a name: exact, then without prefix, date or route, then its family."""
-        return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(model)
+        """What the table says of a name: exact, then without prefix, date or route, then its family.
+
+        ``claude-opus-latest``, where the table has no such name, is the newest ``claude-opus-`` that it has.
+        """
+        return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(plain_name(model))
 
     def _looked_up(self, model: str) -> ModelFacts:
         self.load()
@@ -183,10 +209,24 @@ class ModelRegistry:
             if (found := self._bare.get(name.rsplit("/", 1)[-1])) is not None:
                 return found
         bare = _TUNED.sub(r"\1", model.lower()).rsplit("/", 1)[-1]
+        if _LATEST.search(bare) and (newest := self._newest(_LATEST.sub("", bare))) is not None:
+            return newest
         for prefix, window, max_input, longest in _FAMILIES:
             if bare.startswith(prefix):
                 return ModelFacts(window=window, max_input=max_input, max_output=longest, source="family")
         return ModelFacts()
+
+    def _newest(self, line: str) -> ModelFacts | None:
+        """Of the models called ``line``, a dash and a version, the one with the highest."""
+        for names in (self._table or {}, self._bare):
+            found: dict[tuple[int, ...], ModelFacts] = {}
+            for name, facts in names.items():
+                version = _DATE.sub("", name).removeprefix(f"{line}-")
+                if name.startswith(f"{line}-") and facts.window is not None and _VERSION.fullmatch(version):
+                    found[tuple(map(int, re.split("[-.]", version)))] = facts
+            if found:
+                return found[max(found)]
+        return None
 
     def facts(
         self,
@@ -197,8 +237,12 @@ class ModelRegistry:
         max_tokens: int | None = None,
     ) -> ModelFacts:
         merged = self.known(model)
+        if upstream_facts is not None:
+            merged = _over(merged, upstream_facts)
+        if is_long(model) and (merged.window or _EXTENDED_FROM) >= _EXTENDED_FROM:
+            merged = _over(merged, ModelFacts(window=max(LONG, merged.window or LONG), source="family"))
         stated = ModelFacts(window=settings.window, source="policy")
-        for better in (upstream_facts, _from_rule(rule_for(self.rules, model)), stated):
+        for better in (_from_rule(rule_for(self.rules, plain_name(model))), stated):
             merged = _over(merged, better) if better is not None else merged
         if merged.window is None:
             merged = self._last_resort(model, merged, max_tokens)

@@ -1,6 +1,6 @@
 """The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
 
-Limits are per scope: the upstream's origin, the model, and the credential, because the same model name has another
+Limits are per scope: the upstream's origin, the model, and whose account it is, because the same model name has another
 window on another account. Learned are limits of every kind that an upstream refuses by (tokens, images, entries,
 bytes), whether it counts the answer into the window, whether it binds thinking to what it was signed for, and the ratio
 of reported to estimated tokens.
@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -30,7 +29,7 @@ from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import Thread
-from proxy.models.facts import ModelFacts, ModelRegistry, Probe
+from proxy.models.facts import ModelFacts, ModelRegistry, Probe, plain_name
 from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 TOKENS = "tokens"
@@ -177,6 +176,7 @@ class LearnedLimits:
 log = logging.getLogger("weir.windows")
 
 MAX_SCOPES = 10_000
+ACCOUNT_DIGITS = 16  # of a tenant's 32
 MIN_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
@@ -237,8 +237,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
-    credential = caller.credential if upstream.passes_key else b""
-    return f"{upstream.origin} {blake2b(credential, digest_size=8).hexdigest() if credential else '-'}"
+    """Whose account at an upstream: the caller's where its credential goes up, however often that is a new one."""
+    is_own = upstream.passes_key and caller.credential
+    return f"{upstream.origin} {caller.tenant[:ACCOUNT_DIGITS] if is_own else '-'}"
 
 
 @dataclass(slots=True)
@@ -296,7 +297,7 @@ class ModelLimitsResolver:
 
         What held a moment ago holds again, unless something was learned since.
         """
-        key = (model, max_tokens, id(settings), upstream.name, caller.credential, exact)
+        key = (model, max_tokens, id(settings), upstream.name, caller.tenant, bool(caller.credential), exact)
         held = self._held.get(key)
         now = self.clock()
         if held is not None and held[0] > now:
@@ -335,7 +336,7 @@ class ModelLimitsResolver:
         key = account_of(upstream, caller)
 
         def merged(limit: int | None) -> ModelFacts:
-            stated = self.probe.known(key, model)
+            stated = self.probe.known(key, plain_name(model))
             facts = self.registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
             return limited(replace(facts, window=_window(facts)), learned)
 
@@ -344,10 +345,10 @@ class ModelLimitsResolver:
         is_due, fetch = self.probe.is_due(key), partial(self.fetch, upstream, caller)
         facts = merged(None if is_due else max_tokens)
         if is_due and (facts.source in UNSURE or not self.probe.has_answered(key)):
-            await self.probe.ask(key, upstream.base_url or "", model, fetch)
+            await self.probe.ask(key, upstream.base_url or "", plain_name(model), fetch)
             return merged(max_tokens)
         if facts.source != "rule":
-            self.probe.ask_later(key, upstream.base_url or "", model, fetch)
+            self.probe.ask_later(key, upstream.base_url or "", plain_name(model), fetch)
         return facts
 
     def _most(self, scope: str, now: float) -> Mapping[str, int]:

@@ -33,6 +33,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: ServerConfig, *, shutdown: Shutdown | None = None) -> None:
         super().__init__(config)
         self.stopping = shutdown or Shutdown()
+        self.interrupted = False
 
     @property
     def port(self) -> int:
@@ -44,8 +45,12 @@ class Server(uvicorn.Server):
         await super().startup(again or None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Stops gracefully, or at once when interrupted a second time; the process then ends with status 0."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        """Stops gracefully, or at once at the second signal; the process then ends with status 0.
+
+        Who interrupts it is at its terminal, and no balancer has to be waited for.
+        """
+        self.force_exit = self.should_exit
+        self.interrupted = self.interrupted or sig == signal.SIGINT
         if not self.should_exit:  # the kernel ends what does not end by itself, whoever holds the interpreter
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self.config.limits.patience)
@@ -66,7 +71,8 @@ class Server(uvicorn.Server):
     async def _drain(self, sockets: list[socket.socket]) -> None:
         limits = self.config.limits
         self.stopping.draining.set()
-        await self._while(lambda: True, limits.notice)
+        if not self.interrupted:
+            await self._while(lambda: True, limits.drain)
         for server in self.servers:
             server.close()
         for sock in sockets:

@@ -31,9 +31,10 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     ``header_timeout`` runs from the first byte of a head (or the connection) to its end, ``body_timeout`` from there to
     the last byte of the body, ``keep_alive`` between requests, ``stall`` while a reader takes nothing, ``linger``
-    after a refusal. On shutdown readiness fails for ``notice`` before the listeners close, open answers have ``grace``
-    to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at once, ``connections``: of
-    clients at once; who comes then is told that there is no room, and as many of those linger. ``None`` for no limit.
+    after a refusal. On SIGTERM readiness fails for ``drain`` while everything is still taken, before the listeners
+    close; open answers have ``grace`` to finish, and ``farewell`` to say why they are cut. ``concurrency``: requests at
+    once, ``connections``: of clients at once; who comes then is told that there is no room, and as many of those
+    linger. ``None`` for no limit.
     """
 
     header_timeout: float = 10.0
@@ -46,13 +47,13 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 64 * 1024 * 1024
     concurrency: int | None = 1024
     connections: int | None = None
-    notice: float = 0.0
+    drain: float = 0.0
     grace: float = 30.0
     farewell: float = 2.0
 
     @property
     def patience(self) -> float:
-        return self.notice + self.grace + self.farewell + CLOSING
+        return self.drain + self.grace + self.farewell + CLOSING
 
 
 class Shutdown(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from proxy.store import archive, branches, configuration, exchanges, inspections, ledger, maintenance, memory
+from proxy.store import archive, branches, configuration, exchanges, inspections, key_use, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
 from proxy.store.records import (
@@ -218,6 +218,8 @@ class Store:
     revoke_key = writing(configuration.revoke_key)
     limit_key = writing(configuration.limit_key)
     rotate_key = writing(configuration.rotate_key)
+    enter_key = writing(key_use.enter, "enter_key")
+    keep_key_use = writing(key_use.keep)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
     policies = reading(configuration.all_policies)

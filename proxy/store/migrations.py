@@ -28,6 +28,7 @@ from proxy.store.schema import (
     frames,
     inspected,
     inspected_parts,
+    key_use,
     limits,
     meta,
     provider_ids,
@@ -157,6 +158,10 @@ def limit_kinds(connection: sa.Connection, op: Operations) -> None:
     op.drop_column("calibrations", "strict")
 
 
+def add_key_use(connection: sa.Connection, _: Operations) -> None:
+    key_use.create(connection)
+
+
 def add_windows(connection: sa.Connection, op: Operations) -> None:
     """What was decided holds for one window; what was decided before that, for every one."""
     op.add_column("branches", sa.Column("floating", sa.Text))
@@ -181,5 +186,6 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0021": forget_rounds,
     "0022": hash_anew,
     "0023": limit_kinds,
+    "0024": add_key_use,
     "0026": add_windows,
 }

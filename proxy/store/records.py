@@ -1,6 +1,7 @@
 """The rows as values: what the store takes and gives, and what can go wrong. Times: seconds since the epoch, UTC."""
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from hashlib import blake2b
 from typing import Any
 
@@ -500,6 +501,21 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     requests_per_minute: int | None = None
     expires: float | None = None
+
+
+class Refusal(IntEnum):
+    """What of a key's limits is reached."""
+
+    NONE = 0
+    RATE = 1
+    CONCURRENCY = 2
+
+
+class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What all processes together say to one more request of a key; after ``seconds`` its rate has room again."""
+
+    refused: Refusal
+    seconds: int
 
 
 class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0026")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0024", "0026")
 HEAD = REVISIONS[-1]
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -317,6 +317,10 @@ keys = _table(
     "name",
     _fields(records.KeyRow, without="tenant", policy=PLAIN, models=LISTED, allow=LISTED),
     [sa.Index("keys_digest", "digest", unique=True)],
+)
+
+key_use = _table(
+    "key_use", "key", _required(key=sa.Text, begun=sa.Text, open=sa.Text, refused=sa.Integer, since=sa.BigInteger)
 )
 
 limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=PLAIN))

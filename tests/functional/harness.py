@@ -57,6 +57,10 @@ EARLY: Mapping[str, Any] = {
 """A trigger at which a summariser with the same window still reads the history at once."""
 
 
+BY_KEY: Mapping[str, str] = {"WEIR_AUTH_TENANT": "key"}
+"""Where tests play several people, each has a key of his own, though all of them are on this machine."""
+
+
 @dataclass(slots=True)
 class RunningWeir:
     """A Weir that runs in this loop."""
@@ -156,7 +160,7 @@ async def weir(
     summarizer: str | None = None,
     policy: str | None = None,
     balanced: Mapping[str, Any] = {},
-    env: Mapping[str, str] = {},
+    env: Mapping[str, str] = BY_KEY,
     telemetry: Telemetry | None = None,
     limits: ServerLimits = ServerLimits(),
     asking: Summarizer | None = None,
@@ -301,7 +305,7 @@ class WeirProcess:
             str(self.port),
             *self.arguments,
             cwd=ROOT,
-            env={**clean, **self.env},
+            env={**clean, **BY_KEY, "WEIR_DRAIN": "0", **self.env},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -137,7 +137,12 @@ async def test_the_configuration_is_the_operators_and_shows_no_secret(keyed: Api
     for secret in (ADMIN, MINE, THEIRS):
         assert secret not in found.text
     told = found.json()
-    assert told["values"]["auth"] == {"mode": "keys", "admin_token": "***", "open_beyond_loopback": False}
+    assert told["values"]["auth"] == {
+        "mode": "keys",
+        "tenant": "key",
+        "admin_token": "***",
+        "open_beyond_loopback": False,
+    }
     assert [key["name"] for key in told["values"]["keys"]] == ["mine", "theirs"]
     assert told["from"]["window"].endswith("weir.yaml:3")
     assert "balanced" in told["policies"]

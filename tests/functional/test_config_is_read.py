@@ -103,7 +103,7 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             await runtime.settler.flush()
             async with session.get(f"{target.root}/readyz") as answer:
                 assert answer.status == 200
-            async with session.get(f"{target.root}/weir/ui/login") as answer:
+            async with session.get(f"{target.root}/weir/ui/login", headers={"origin": target.root}) as answer:
                 assert answer.status == 200
             (row,) = await runtime.store.conversations(None)
             (exchange,) = await runtime.store.timeline(row)

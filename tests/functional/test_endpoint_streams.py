@@ -142,18 +142,36 @@ async def ask(client: httpx.AsyncClient, target: RunningWeir, steps: int, **more
 
 
 @pytest.mark.requirement("P4")
-async def test_what_must_not_be_truncated_goes_up_as_it_came_and_is_the_providers_to_refuse() -> None:
+async def test_truncation_that_is_disabled_is_managed_as_the_default_that_it_is() -> None:
+    """Some clients always say it, and a conversation of theirs would end at the window."""
     async with (
         truncating(WINDOW, WINDOW) as (simulator, target),
         httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
     ):
-        small = await ask(client, target, 3, truncation="disabled")
-        large = await ask(client, target, 40, truncation="disabled")
-    assert [each.status_code for each in (small, large)] == [200, 400]
-    assert large.json()["error"]["code"] == "context_length_exceeded"
-    assert "weir" not in large.json()["error"]
-    assert len(json.loads(simulator.ledger[-1].body)["input"]) == 81
-    assert large.headers["x-weir-actions"] == "none"
+        answers = [await ask(client, target, steps, truncation="disabled") for steps in (3, 40)]
+        sent = [each.json() for each in simulator.ledger]
+    assert [each.status_code for each in answers] == [200, 200]
+    assert [each.headers["x-weir-actions"] == "none" for each in answers] == [True, False]
+    assert [each["truncation"] for each in sent] == ["disabled", "disabled"]
+
+
+@pytest.mark.requirement("P4")
+@pytest.mark.parametrize("more", [{}, {"store": False}, {"store": False, "truncation": "disabled"}], ids=str)
+async def test_an_input_that_is_a_string_is_a_list_of_one_message(more: dict[str, Any]) -> None:
+    text = "Say what stands in the files."
+    async with (
+        truncating(WINDOW, WINDOW) as (simulator, target),
+        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
+    ):
+        asked = {"model": "sim", **more}
+        answers = []
+        for given in (text, [{"role": "user", "content": text}]):
+            answers.append(await client.post(f"{target.base_url}/responses", json={**asked, "input": given}))
+        seen = [each.json()["input"] for each in simulator.ledger]
+        await target.stored()
+    assert seen[0] == text  # what needs no edit goes up as it came
+    for name in ("x-weir-tokens", "x-weir-actions", "x-weir-conversation"):
+        assert answers[0].headers[name] == answers[1].headers[name], name
 
 
 @pytest.mark.requirement("P4", "P1")

@@ -542,6 +542,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = {
     "a body that is too large": (413, "request_too_large"),
     "no JSON": (400, "invalid_request_error"),
     "a body that is packed": (415, "invalid_request_error"),
+    "a body that is not what it says": (400, "invalid_request_error"),
 }
 
 
@@ -566,11 +567,13 @@ async def test_refusals_have_the_shape_of_the_endpoint(kind: type[Agent], tmp_pa
                 "a body that is too large": ("right-key", json.dumps({**good, "metadata": {"x": "y" * 30_000}})),
                 "no JSON": ("right-key", "{"),
                 "a body that is packed": ("right-key", json.dumps(good)),
+                "a body that is not what it says": ("right-key", json.dumps(good)),
                 "": ("right-key", json.dumps(good)),
             }
             for name, (key, content) in asked.items():
                 headers = {"authorization": f"Bearer {key}"} if kind is OnResponses else {"x-api-key": key}
-                headers |= {"content-encoding": "gzip"} if "packed" in name else {}
+                headers |= {"content-encoding": "lzma"} if "packed" in name else {}
+                headers |= {"content-encoding": "gzip"} if "not what" in name else {}
                 answer = await client.post(kind.path, content=content, headers=headers)
                 if not name:
                     assert answer.status_code == 200, answer.text

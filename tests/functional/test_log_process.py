@@ -200,7 +200,7 @@ async def process_with(folder: Path, url: str, stream: int) -> AsyncIterator[Wei
     weir.process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "proxy", "serve", "--port", str(weir.port), *weir.arguments),
         cwd=ROOT,
-        env={**clean, "UPSTREAM_KEY": SECRETS["upstream"]},
+        env={**clean, "WEIR_DRAIN": "0", "UPSTREAM_KEY": SECRETS["upstream"]},
         stdout=stream,
         stderr=stream,
     )

@@ -4,10 +4,13 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import aiohttp
+import httpx
 import openai
 import pytest
 
@@ -174,3 +177,40 @@ async def test_watching_for_another_configuration_ends_when_told_to_though_one_i
     watching.cancel()
     await asyncio.wait({watching}, timeout=10)
     assert watching.cancelled()
+
+
+@asynccontextmanager
+async def draining(folder: Path, seconds: float, *signals: signal.Signals) -> AsyncIterator[WeirProcess]:
+    """A Weir that was sent these signals while it was ready."""
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        path = configured(folder, simulator.base_url)
+        weir = WeirProcess(["--config", str(path)], free_port(), env={"WEIR_DRAIN": str(seconds)})
+        async with weir, httpx.AsyncClient() as http:
+            assert (await http.get(f"{weir.root}/readyz")).status_code == 200
+            for each in signals:
+                weir.tell(each)
+            yield weir
+
+
+@pytest.mark.requirement("R.73")
+async def test_after_sigterm_readiness_fails_while_everything_is_still_taken(tmp_path: Path) -> None:
+    async with draining(tmp_path, 3.0, signal.SIGTERM) as weir, httpx.AsyncClient() as http:
+        while (ready := await http.get(f"{weir.root}/readyz")).status_code == 200:
+            await asyncio.sleep(0.02)
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        for _ in range(2):
+            async with httpx.AsyncClient() as another:
+                body = {"model": "sim", "messages": opening()}
+                answer = await another.post(f"{weir.base_url}/chat/completions", json=body)
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert weir.process is not None
+        assert await asyncio.wait_for(weir.process.wait(), 60) == 0
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,) * 2, (signal.SIGTERM, signal.SIGINT)])
+async def test_an_interrupt_and_a_second_signal_wait_for_no_balancer(
+    tmp_path: Path, signals: tuple[signal.Signals, ...]
+) -> None:
+    async with draining(tmp_path, 600.0, *signals) as weir:
+        assert weir.process is not None
+        assert await asyncio.wait_for(weir.process.wait(), 30) == 0

@@ -35,7 +35,7 @@ from tests.upstream import Problem, Request, SimulatedAnswer, SimulatedCall, Sim
 from tests.upstream.app import RunningSimulator, serve_simulator
 
 WINDOW = 8192
-STOPS_AT_ONCE = ServerLimits(grace=0.05, notice=0.0)
+STOPS_AT_ONCE = ServerLimits(grace=0.05)
 SECRET = "the deployment token is zx-4471-quebec"
 CALL = SimulatedCall("recall", json.dumps({"query": "deployment token"}))
 OWN = SimulatedCall("read_file", '{"path": "src/next.py"}')

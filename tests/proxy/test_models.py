@@ -345,17 +345,18 @@ def test_a_limit_that_no_model_has_is_not_learned(limit):
     assert limits.get(SCOPE, now=0.0) is None
 
 
-def test_a_limit_holds_for_one_upstream_model_and_credential():
+def test_a_limit_holds_for_one_upstream_model_and_account():
     resolver = ModelLimitsResolver(ModelRegistry(), LearnedLimits(), Probe(), lambda *_: None)
     scopes = {
         resolver.scope(
             model,
             upstream=UpstreamSettings(name="u", base_url=f"{origin}/v1"),
-            caller=Caller(tenant="t", credential=credential),
+            caller=Caller(tenant=tenant, credential=credential),
         )
         for origin in ("https://a:443", "https://b:443")
         for model in ("m", "n")
-        for credential in (b"c", b"d")
+        for tenant in ("t", "u")
+        for credential in (b"c", b"d")  # a new token of the same account
     }
 
     assert len(scopes) == 8

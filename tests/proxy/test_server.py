@@ -869,7 +869,7 @@ async def test_stopping_drains_first_then_waits_then_cuts_with_a_last_event() ->
             return
         await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
 
-    limits = ServerLimits(notice=0.15, grace=0.6, farewell=1.0)
+    limits = ServerLimits(drain=0.15, grace=0.6, farewell=1.0)
     async with serve(streams, lifespan="off", limits=limits, shutdown=shutdown) as server:
         port = server.port
         shutdown.callbacks.add(lambda: seen.append("cut"))

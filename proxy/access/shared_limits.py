@@ -1,0 +1,86 @@
+"""A key's limits where several processes share a database: what each of them lets in counts for all.
+
+A request of a key that has limits costs one statement before it begins. What a process has open is its own word, which
+it renews and takes back when it may; the word of one that has died ends by itself. Where the database does not answer
+each process keeps the limits alone, as where nothing is shared.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from proxy.store import Store
+from proxy.store.records import KeyUse, Refusal, StoreError
+
+log = logging.getLogger("weir")
+
+SETTLES = 0.1
+"""Seconds after which it is asked again whether too many requests are open: that one has ended is said behind it."""
+
+
+class SharedLimits:
+    """``open_here`` says how many requests of a key this process has open."""
+
+    def __init__(self, store: Store, open_here: Callable[[str], int]) -> None:
+        self._store = store
+        self._open_here = open_here
+        self._process = secrets.token_hex(6)
+        self._said: dict[str, int] = {}
+        self._changed: set[str] = set()
+        self._saying: asyncio.Task[None] | None = None
+
+    async def enter(self, key: str, *, rate: int | None, most: int | None) -> KeyUse | None:
+        """The refusal of a request that this process has let in; None where it may begin, or nobody can say."""
+        use = await self._ask(key, rate, most)
+        if use is not None and use.refused is Refusal.CONCURRENCY:
+            await asyncio.sleep(SETTLES)
+            use = await self._ask(key, rate, most)
+        return use if use is not None and use.refused else None
+
+    async def _ask(self, key: str, rate: int | None, most: int | None) -> KeyUse | None:
+        here = self._open_here(key)
+        try:
+            use = await self._store.enter_key(key, process=self._process, here=here, rate=rate or 0, most=most or 0)
+        except StoreError as error:
+            log.warning("a key's limits hold in this process alone: %s", error)
+            return None
+        if most is not None:
+            self._said[key] = here - bool(use.refused)
+            if not use.refused:  # a refused one is still open here, and left in a moment
+                self.left(key)
+        return use
+
+    def left(self, key: str) -> None:
+        """Have the others know, if what they know of this process's open requests is no longer so."""
+        if key in self._said and self._said[key] != self._open_here(key):
+            self._changed.add(key)
+            self._say()
+
+    async def renew(self) -> None:
+        """Say again what is open here, before it is no longer believed."""
+        self._changed |= {key for key, count in self._said.items() if count}
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Return once everything is said, or could not be."""
+        self._say()
+        if self._saying is not None:
+            await asyncio.wait({self._saying})
+
+    def _say(self) -> None:
+        if self._changed and (self._saying is None or self._saying.done()):
+            self._saying = asyncio.create_task(self._write(), name="weir-key-use")
+
+    async def _write(self) -> None:
+        while self._changed:
+            here = {key: self._open_here(key) for key in self._changed}
+            self._changed.clear()
+            try:
+                await self._store.keep_key_use(here, process=self._process)
+            except StoreError as error:
+                log.warning("how many requests of keys are open could not be stored: %s", error)
+                return
+            self._said |= here
+            self._changed |= {key for key, count in here.items() if self._open_here(key) != count}
+            self._said = {key: count for key, count in self._said.items() if count or key in self._changed}

@@ -1,0 +1,125 @@
+"""A key's rate and concurrency where two processes share a PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.store import key_use
+from proxy.store.records import StoreUnavailable
+from tests.functional.harness import Deployment, InTurns
+from tests.functional.scripted import Asked, Reply, completion, scripted, whole
+
+pytestmark = pytest.mark.slow
+
+TWO = pytest.mark.parametrize("deployment", [2], indirect=True)
+CONFIG = """
+upstreams: {{main: {{base_url: "{url}", api_key: sk-operator}}}}
+window: 8192
+keys:
+  - {{name: often, secret: secret-often, requests_per_minute: 6}}
+  - {{name: many, secret: secret-many, concurrency: 2}}
+  - {{name: free, secret: secret-free}}
+"""
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@asynccontextmanager
+async def two(folder: Path, deployment: Deployment) -> AsyncIterator[tuple[InTurns, httpx.AsyncClient]]:
+    def say(asked: Asked) -> Reply:
+        return Reply(silent=True) if asked.json["model"] == "slow" else whole(completion("ok"))
+
+    async with (
+        scripted(say) as upstream,
+        deployment.serving("", yaml=CONFIG.format(url=upstream.base_url), folder=folder, window=None) as target,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        yield target, http
+
+
+async def ask(http: httpx.AsyncClient, root: str, name: str, path: str = "chat/completions", **more: Any) -> Any:
+    headers = {"authorization": f"Bearer secret-{name}"}
+    return await http.post(f"{root}/v1/{path}", json={**BODY, **more}, headers=headers)
+
+
+@TWO
+async def test_a_rate_holds_in_all_processes_together(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, http):
+        answers = [await ask(http, target.root(), "often") for _ in range(5)]
+        answers += [await ask(http, target.root(), "often", "moderations") for _ in range(5)]
+        assert [each.status_code for each in answers] == [200] * 6 + [429] * 4
+        for each in answers[6:]:
+            assert 30 < int(each.headers["retry-after"]) <= 61
+            assert "requests_per_minute" in each.json()["error"]["message"]
+        assert {(await ask(http, target.root(), "free")).status_code for _ in range(10)} == {200}
+
+
+@TWO
+async def test_requests_at_once_hold_in_all_processes_together(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, http):
+        roots = [each.root for each in target.weirs]
+        slow = [asyncio.create_task(ask(http, root, "many", model="slow")) for root in roots]
+        async with asyncio.timeout(30):
+            while not all(each.runtime.admission.open_of("many") for each in target.weirs):
+                await asyncio.sleep(0.01)
+            while (refused := await ask(http, roots[0], "many")).status_code == 200:
+                await asyncio.sleep(0.01)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "in all processes" in refused.text
+        for each in slow:
+            each.cancel()
+        await asyncio.wait(slow)
+        for root in roots * 5:  # one after another, wherever they come
+            assert (await ask(http, root, "many")).status_code == 200
+
+
+@TWO
+async def test_what_a_process_that_died_had_open_is_forgotten(
+    tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_use, "OPEN_FOR", 3)
+    async with two(tmp_path, deployment) as (target, http):
+        await target.store.enter_key("many", process="died", here=2, rate=0, most=2)
+        assert (await ask(http, target.root(), "many")).status_code == 429
+        async with asyncio.timeout(30):
+            while (await ask(http, target.root(), "many")).status_code == 429:
+                await asyncio.sleep(0.05)
+
+
+@TWO
+async def test_where_the_database_does_not_answer_each_process_keeps_the_limit_alone(
+    tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away", reason="unreachable")
+
+    async with two(tmp_path, deployment) as (target, http):
+        for each in target.weirs:
+            monkeypatch.setattr(each.runtime.store, "enter_key", unavailable)
+        for each in target.weirs:
+            answers = [(await ask(http, each.root, "often")).status_code for _ in range(8)]
+            assert answers == [200] * 6 + [429] * 2
+
+
+@TWO
+async def test_a_request_costs_one_statement_and_none_where_its_key_has_no_limit(
+    tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    async with two(tmp_path, deployment) as (target, http):
+        store = target.store
+        real = store.enter_key
+
+        async def counted(key: str, **given: Any) -> Any:
+            seen.append(key)
+            return await real(key, **given)
+
+        monkeypatch.setattr(store, "enter_key", counted)
+        root = target.weirs[0].root
+        for name in ("free", "often", "many", "free"):
+            assert (await ask(http, root, name)).status_code == 200
+    assert seen == ["often", "many"]
