@@ -57,11 +57,13 @@ async def overview(visit: PageVisit) -> View:
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
     alerts = await reports.health(visit.asked(rows=MOST))
+    total = summed(rows)
     values: dict[str, Any] = {
         "period": period if period in PERIODS else "24h",
         "periods": list(PERIODS),
         "step": step,
-        "sum": summed(rows),
+        "sum": total,
+        "beside": reports.beside_cost(unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0),
         "p50": _at(waited, 0.5),
         "p95": _at(waited, 0.95),
         "fullest": full,
@@ -75,11 +77,12 @@ async def overview(visit: PageVisit) -> View:
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after")
+    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after", "estimated")
     found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
     is_priced = any(row.priced for row in rows)
     cost, saved = sum(row.cost for row in rows), sum(row.cost_saved for row in rows)
     prompt = sum(row.prompt for row in rows)
+    found["unpriced"] = sum(max(0, row.requests - row.failed - row.priced) for row in rows)
     found["saved"] = sum(row.tokens_before - row.tokens_after for row in rows)
     found["cost"], found["unmanaged"] = (cost, cost + saved) if is_priced else (None, None)
     found["reuse"] = sum(row.cached for row in rows) / prompt if prompt else None

@@ -208,6 +208,7 @@ async def usage(visit: PageVisit) -> View:
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
     values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
+    values["beside"] = reports.beside_cost(unpriced=found.total.unpriced, estimated=found.total.estimated)
     return View("usage.html", values | {"first": first, "next": visit.following(found.next)})
 
 

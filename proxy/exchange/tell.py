@@ -379,6 +379,7 @@ def row_of(
         usage_prompt=used.prompt,
         usage_completion=used.completion,
         usage_cached=used.cached,
+        usage_estimated=used.estimated,
         overhead_ms=exchange.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + exchange.retries,

@@ -160,6 +160,7 @@ class Exchange(Shape):
     usage_prompt: Tokens | None
     usage_completion: Tokens | None
     usage_cached: Tokens | None
+    usage_estimated: Annotated[bool, Meta(description="the answer reports no usage: these are Weir's own counts")]
     overhead_ms: Annotated[float, Meta(ge=0)]
     duration_ms: Annotated[float, Meta(ge=0)]
     attempts: Count

@@ -100,7 +100,9 @@ async def test_the_same_is_read_of_a_database_of_today(url: str) -> None:
     await tell(store)
     found, expected = await read(store), told()
     await store.close()
-    for name in expected:
+    for name in expected.keys() - {
+        "usage"
+    }:  # of conversations that a Weir of before deleted, the usage is gone as well
         assert found[name] == expected[name], name
 
 
