@@ -534,13 +534,12 @@ class ExchangeHandler:
                 ref=report.ref,
                 reason=report.reason,
             )
-        settings, base = self.progress.policy, recognized.policy_limits.base
         span.decide(
             decision.action.value,
             decision.usage,
-            base=base,
+            base=recognized.policy_limits.base,
             reading=decision.reading,
-            stage=decision.stage(red_at=settings.zones.red_at * base),
+            stage=decision.stage,
             strategy=decision.strategy,
             evicted=evicted_count(plan),
         )

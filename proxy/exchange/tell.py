@@ -383,7 +383,7 @@ def row_of(
         overhead_ms=exchange.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + exchange.retries,
-        action="none" if decision is None else decision.stage(red_at=record.policy.zones.red_at * base),
+        action="none" if decision is None else decision.stage,
         observed=exchange.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
         strategy="" if decision is None or not decision.trail else decision.strategy,
@@ -415,6 +415,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
         detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
     if record.ending is not None:
         detail["ending"] = record.ending
+    if record.checkup is not None and record.checkup.health.is_too_small:
+        detail["too_small"] = True
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
     if decision is not None and decision.trail:
