@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -221,14 +222,15 @@ class Admission:
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
             text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
+        began = None
         if caller.requests_per_minute is not None:
-            self._begin(caller.tenant, caller.requests_per_minute)
+            began = self._begin(caller.tenant, caller.requests_per_minute)
         self._inside[caller.tenant] = inside
         inside.requests += 1
         self._requests += 1
-        return Stay(self, caller.tenant, inside)
+        return Stay(self, caller.tenant, inside, began=began)
 
-    def _begin(self, tenant: str, most: int) -> None:
+    def _begin(self, tenant: str, most: int) -> float:
         now, came = self._clock(), self._came.setdefault(tenant, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
@@ -236,6 +238,13 @@ class Admission:
             text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
             raise RateLimited(f"{text} Please try again.", retry_after=math.ceil(MINUTE - (now - came[0])))
         came.append(now)
+        return now
+
+    def forget(self, stay: "Stay") -> None:
+        """Let a request that was not allowed count for nothing within its minute."""
+        if stay.began is not None:
+            with suppress(ValueError):
+                self._came[stay.tenant].remove(stay.began)
 
     def leave(self, stay: "Stay") -> None:
         stay.inside.requests -= 1
@@ -292,6 +301,7 @@ class Stay:
     inside: _Inside
     held: int = 0
     waited: float = 0.0
+    began: float | None = None
 
     async def hold(self, size: int) -> None:
         """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""
@@ -301,7 +311,9 @@ class Stay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Forbidden):
+            self.admission.forget(self)
         self.admission.leave(self)
 
 
