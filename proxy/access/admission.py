@@ -27,7 +27,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
 from proxy.config.values import Config, Count, Expiry, KeySettings, LimitSettings, Seconds
-from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
+from proxy.errors import (
+    Busy,
+    ExpiredAPIKey,
+    Forbidden,
+    InvalidAPIKey,
+    InvalidRequest,
+    ModelNotAllowed,
+    ProxyError,
+    RateLimited,
+)
 from proxy.store.records import KeyRow
 
 PREFIX = "weir-sk-"
@@ -312,7 +321,7 @@ class Stay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Forbidden):
+        if kind is not None and issubclass(kind, (Forbidden, ModelNotAllowed)):
             self.admission.forget(self)
         self.admission.leave(self)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from policies.ledger import Decision, TokenUsage
+from policies.ledger import Decision, TokenUsage, Trend
 from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
@@ -408,6 +408,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
+        if decision is not None:
+            detail["burn"] = burn_in(decision.trend, ratio=budget.ratio)
     if exchange.trace.recorded:
         detail["trace"] = exchange.trace.trace_id
     detail["source"] = "model_reported" if budget.reported else "client_estimated"
@@ -431,6 +433,11 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     if exchange.recalls:
         detail["recall"] = [msgspec.structs.asdict(each) for each in exchange.recalls]
     return detail
+
+
+def burn_in(trend: Trend, *, ratio: float) -> dict[str, int]:
+    """Tokens by which each bucket that grows does so with a request, as the upstream counts."""
+    return {each.bucket: round(rate * ratio) for each in trend.burn if (rate := each.rate) is not None and rate > 0}
 
 
 def _done(decision: Decision) -> dict[str, object]:
