@@ -161,6 +161,7 @@ async def conversation(visit: PageVisit) -> View:
     rows = await talks.timeline(visit.asked(query=query, rows=SHOWN))
     values: dict[str, Any] = {
         "one": one,
+        "out": await visit.runtime.store.count_removed(await visit.asked().conversation()),
         "tab": tab,
         "tabs": TABS,
         "exchanges": rows.data[::-1],
@@ -215,33 +216,33 @@ def _picture(
 
 async def rollback(visit: PageVisit) -> Redirect:
     version = visit.field("version")
-    done = await archive.rollback(visit.asked({**visit.path, "version": version}))
-    return _back(visit, "removed", f"Rolled back: the conversation is at version {done.version}.")
+    await archive.rollback(visit.asked({**visit.path, "version": version}))
+    return _back(visit, "removed", "rollback")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    done = await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
-    return _back(visit, "removed", f"Pinned {done.pinned}: it comes back with the next request, and stays.")
+    await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
+    return _back(visit, "removed", "pin")
 
 
 async def compact(visit: PageVisit) -> Redirect:
     await talks.compact(visit.asked())
-    return _back(visit, "requests", "The next request is compacted, whatever its size.")
+    return _back(visit, "requests", "compact")
 
 
 async def close(visit: PageVisit) -> Redirect:
     await talks.close(visit.asked())
-    return _back(visit, "requests", "Closed. A request that continues it opens it again.")
+    return _back(visit, "requests", "close")
 
 
 async def note(visit: PageVisit) -> Redirect:
     fields = {name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)}
     await talks.add_note(visit.asked(body=fields))
-    return _back(visit, "notes", "Noted.")
+    return _back(visit, "notes", "note")
 
 
-def _back(visit: PageVisit, tab: str, said: str) -> Redirect:
-    return Redirect(f"{visit.page}?tab={tab}&done={quote(said)}")
+def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
+    return Redirect(f"{visit.page}?tab={tab}&done={done}")
 
 
 async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
@@ -326,8 +327,6 @@ async def original(visit: PageVisit) -> View:
 HEIGHT = 280
 SMALL, NARROW = 110, 420
 """Pixels of the charts that stand side by side: a phone is as wide as one of them."""
-RAW_ROOM = 2.2
-"""How far beyond the window the client's own line is still drawn."""
 
 
 def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger: int | None, page: str) -> str:
@@ -337,8 +336,7 @@ def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger
     """
     buckets = [tokens_by_bucket(row.detail.get("buckets")) for row in rows]
     totals = [max(row.tokens_after, sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
-    raw_top = min(max(row.tokens_before for row in rows), RAW_ROOM * max(window, *totals))
-    ticks = scale(max([window, raw_top, *totals]) * 1.02)
+    ticks = scale(max([window, *totals, *(row.tokens_before for row in rows)]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
     parts = [*_zones(frame, rows), *grid(frame, ticks, [short(tick) for tick in ticks], first=first)]
     parts += stacked(frame, BUCKETS, buckets)

@@ -196,6 +196,7 @@ class Store:
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
     removed = reading(inspections.removed)
+    count_removed = reading(inspections.count_removed)
     evictions = reading(ledger.listed)
     count_evictions = reading(ledger.count_evictions)
 
@@ -216,7 +217,7 @@ class Store:
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
-    limit_key = writing(configuration.limit_key)
+    change_key = writing(configuration.change_key)
     rotate_key = writing(configuration.rotate_key)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
