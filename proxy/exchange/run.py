@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
+from policies.ledger import LayerReport
+from policies.limits import Limits, layers_of, limit_for
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
@@ -533,6 +535,8 @@ class ExchangeHandler:
                 units=report.units if report.kept else 0,
                 ref=report.ref,
                 reason=report.reason,
+                rung=report.rung,
+                **_due(report, recognized.policy_limits),
             )
         span.decide(
             decision.action.value,
@@ -559,6 +563,22 @@ class ExchangeHandler:
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
             self.runtime.hooks.tell("overflow", self.progress.turn, overflow)
+
+
+class _Due(TypedDict):
+    trigger: int | None
+    scorer: str | None
+
+
+def _due(report: LayerReport, limits: Limits) -> _Due:
+    """From how many tokens on the policy's layer of a report is due, and by what rule it chooses."""
+    own = (each for each in layers_of(limits.settings) if (each.strategy, each.scope) == (report.layer, report.scope))
+    layer = None if report.rung else next(own, None)
+    if layer is None:
+        return {"trigger": None, "scorer": None}
+    scorer = layer.params.get("scorer")
+    most = max(0, limit_for(layer, limits.settings, limits.budget))
+    return {"trigger": limits.budget.estimate(most), "scorer": scorer if isinstance(scorer, str) else None}
 
 
 def answering(

@@ -286,6 +286,9 @@ def _note_refusal(record: ExchangeRecord) -> None:
     root.decide("refuse" if refusal else "observe", tokens, base=plan.recognized.policy_limits.base)
     buckets = refusal.get("buckets")
     root.buckets(buckets if isinstance(buckets, Mapping) else {})
+    match refusal:
+        case {"bucket": str(bucket), "used": int(used), "cap": int(cap)}:
+            root.refused_by(bucket, used=used, cap=cap)
 
 
 def _identify(record: ExchangeRecord) -> None:
@@ -301,6 +304,7 @@ def _identify(record: ExchangeRecord) -> None:
         policy=record.policy.name,
         model=exchange.model,
         derived=branch is not None and branch.name == branch.conversation,
+        key=caller.name,
     )
 
 
