@@ -41,7 +41,8 @@ async def usage(store: Store, config: Config, *, since: float, by: By | None, ke
 
     def show() -> None:
         listed.show()
-        if note := beside_cost(unpriced=took.unpriced, estimated=took.estimated):
+        note = beside_cost(unpriced=took.unpriced, estimated=took.estimated)
+        if took.priced and note:
             click.echo(f"Of the costs: {note}.", err=True)
 
     return Findings(lambda: {"since": since, "by": by, "total": total, "data": data}, show)
