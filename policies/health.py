@@ -26,7 +26,7 @@ Level = Literal["critical", "warning", "info"]
 Category = Literal["overflow", "degradation", "anomaly", "notice"]
 
 KEPT = 100
-VERSION = 2
+VERSION = 1
 EVICTION_WINDOW = 5
 CONDENSINGS = 3
 COMPACTIONS, COMPACTION_WINDOW = 3, 20
@@ -163,9 +163,8 @@ class Health(NamedTuple):
             version, *fields = json.loads(text)
             if version != VERSION:
                 return None
-            requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes, rungs, left, ended = (
-                fields
-            )
+            requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes, *newer = fields
+            rungs, left, ended = newer or ((), 0.0, ())  # an earlier Weir wrote none of these
             return cls(
                 requests=int(requests),
                 at=_finite(at),
