@@ -10,14 +10,15 @@
     tool_bloat         tool results' share of the forwarded tokens                         10 to 15 %
 
 A request that only repeats the one before is no request here. An alert is one *episode*, from the request at which its
-rule begins to hold to the first at which it does not. What has to be *sustained* holds for several requests: a single
+rule begins to hold to the first at which it does not, by a limit that is easier by a tenth; what is not critical does
+not begin again within twenty requests of its end. What has to be *sustained* holds for several requests: a single
 large batch is how Weir works, not a sign that the window is too small. ``critical`` is an overflow within a request or
 two, ``warning`` something that gets worse (``degradation``) or is unusual (``anomaly``), ``info`` no problem yet.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -29,7 +30,12 @@ VERSION = 1
 EVICTION_WINDOW = 5
 CONDENSINGS = 3
 COMPACTIONS, COMPACTION_WINDOW = 3, 20
-"""So many compactions within so many requests are thrashing."""
+"""So many compactions within so many requests are thrashing, where each freed less than ``THRASH_ROOM`` of the base."""
+THRASH_ROOM = 0.15
+REPEATED = 2
+"""So many requests of the newest twenty that only a rung made fit are a window that is too small."""
+EASED = 0.1
+COOLDOWN = 20
 LOOP = 3
 """So often the same call in a row is a loop."""
 HEALTHY_EVICTION_RATE = 2.0
@@ -67,7 +73,8 @@ class Sample(NamedTuple):
 
     ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a growth is that is one,
     ``repeats`` how often in a row its newest call was made. ``bloat_limit`` is None while there is much room,
-    ``requests_left`` where nothing grows or a layer acts before the window overflows.
+    ``requests_left`` where nothing grows or a layer acts before the window overflows. ``due`` is the utilization before
+    any layer acted, ``rung`` says that what the layers did was not enough.
     """
 
     at: float
@@ -82,6 +89,8 @@ class Sample(NamedTuple):
     bloat_limit: float | None = None
     requests_left: float | None = None
     window_id: int | None = None
+    due: float = 0.0
+    rung: bool = False
 
 
 class Snapshot(NamedTuple):
@@ -114,7 +123,9 @@ class Health(NamedTuple):
     """A conversation after its last request; without arguments, one before its first.
 
     ``above`` counts the requests in a row above the utilization that is too much; ``compactions`` are the numbers of
-    the requests that compacted.
+    the requests that compacted though little had come since the last time, ``rungs`` of those that needed a rung.
+    ``left`` is the utilization after the last compaction; ``ended`` has when, as a request's number, episodes of a kind
+    ended lately.
     """
 
     requests: int = 0
@@ -126,6 +137,14 @@ class Health(NamedTuple):
     fidelity: float | None = None
     window_id: int = 1
     episodes: tuple[Episode, ...] = ()
+    rungs: tuple[int, ...] = ()
+    left: float = 0.0
+    ended: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether a larger window is what would help: rungs were needed repeatedly."""
+        return len(self.rungs) >= REPEATED
 
     @property
     def eviction_rate(self) -> float:
@@ -141,9 +160,11 @@ class Health(NamedTuple):
     @classmethod
     def from_json(cls, text: str) -> "Health | None":
         try:
-            version, requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes = json.loads(text)
+            version, *fields = json.loads(text)
             if version != VERSION:
                 return None
+            requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes, *newer = fields
+            rungs, left, ended = newer or ((), 0.0, ())  # an earlier Weir wrote none of these
             return cls(
                 requests=int(requests),
                 at=_finite(at),
@@ -154,6 +175,9 @@ class Health(NamedTuple):
                 fidelity=None if fidelity is None else _finite(fidelity),
                 window_id=int(window_id),
                 episodes=tuple(Episode(str(kind), _finite(since)) for kind, since in episodes),
+                rungs=tuple(map(int, rungs)),
+                left=_finite(left),
+                ended=tuple((str(kind), int(number)) for kind, number in ended),
             )
         except (ValueError, TypeError, OverflowError, RecursionError):
             return None
@@ -212,26 +236,21 @@ RULES: tuple[Rule, ...] = (
 def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, tuple[float, float]]:
     """The value of each rule that holds, and the limit that it is beyond, by the rule's kind."""
     found: dict[str, tuple[float, float]] = {}
-    left, ratios, score = sample.requests_left, health.ratios, health.fidelity
-    if left is not None and left <= rules.overflow_requests:
+    is_open = {episode.kind for episode in health.episodes}
+    for kind, tried, shown, limit in _above(health, sample, rules, is_open):
+        if tried > (limit * (1 - EASED) if kind in is_open else limit):
+            found[kind] = shown, limit
+    for kind, tried, shown, limit in _below(health, rules):
+        if tried < (limit * (1 + EASED) if kind in is_open else limit):
+            found[kind] = shown, limit
+    if health.fidelity is not None and health.fidelity <= HEALTHY_FIDELITY:
+        found["fidelity_low"] = health.fidelity, HEALTHY_FIDELITY
+    for worse, kind in (("eviction_rate", "eviction_raised"), ("fidelity", "fidelity_low")):
+        if worse in found:
+            found.pop(kind, None)
+    left = sample.requests_left
+    if left is not None and left <= rules.overflow_requests * (1 + EASED if "overflow" in is_open else 1):
         found["overflow"] = left, rules.overflow_requests
-    if health.above >= rules.utilization_requests:
-        found["utilization"] = sample.utilization, rules.utilization
-    if (evicting := _steady_evictions(health)) > rules.eviction_rate:
-        found["eviction_rate"] = health.eviction_rate, rules.eviction_rate
-    elif evicting > HEALTHY_EVICTION_RATE:
-        found["eviction_raised"] = health.eviction_rate, HEALTHY_EVICTION_RATE
-    if len(ratios) >= CONDENSINGS and health.compression_ratio is not None:
-        if max(ratios) < rules.compression_ratio:
-            found["compression_ratio"] = health.compression_ratio, rules.compression_ratio
-        if min(ratios) > HEALTHY_RATIO:
-            found["compression_deep"] = health.compression_ratio, HEALTHY_RATIO
-    if score is not None and score < rules.fidelity:
-        found["fidelity"] = score, rules.fidelity
-    elif score is not None and score <= HEALTHY_FIDELITY:
-        found["fidelity_low"] = score, HEALTHY_FIDELITY
-    if sample.bloat_limit is not None and sample.bloat > sample.bloat_limit:
-        found["tool_bloat"] = sample.bloat, sample.bloat_limit
     if len(health.compactions) >= COMPACTIONS:
         found["thrash"] = len(health.compactions), COMPACTIONS
     if sample.spike is not None:
@@ -239,6 +258,29 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
     if sample.repeats >= LOOP:
         found["loop"] = sample.repeats, LOOP
     return found
+
+
+Measured = Iterator[tuple[str, float, float, float]]
+"""Kinds, each with the value that is held against a limit, the value that is shown, and the limit."""
+
+
+def _above(health: Health, sample: Sample, rules: HealthRules, is_open: Collection[str]) -> Measured:
+    if health.above >= rules.utilization_requests or "utilization" in is_open:
+        yield "utilization", sample.utilization, sample.utilization, rules.utilization
+    steady = _steady_evictions(health)
+    yield "eviction_rate", steady, health.eviction_rate, rules.eviction_rate
+    yield "eviction_raised", steady, health.eviction_rate, HEALTHY_EVICTION_RATE
+    if len(health.ratios) >= CONDENSINGS:
+        yield "compression_deep", min(health.ratios), health.compression_ratio or 0.0, HEALTHY_RATIO
+    if sample.bloat_limit is not None:
+        yield "tool_bloat", sample.bloat, sample.bloat, sample.bloat_limit
+
+
+def _below(health: Health, rules: HealthRules) -> Measured:
+    if len(health.ratios) >= CONDENSINGS:
+        yield "compression_ratio", max(health.ratios), health.compression_ratio or 0.0, rules.compression_ratio
+    if health.fidelity is not None:
+        yield "fidelity", health.fidelity, health.fidelity, rules.fidelity
 
 
 def _steady_evictions(health: Health) -> float:
@@ -253,24 +295,26 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     known = health if health is not None else Health()
     is_late = 0 < known.at - sample.at < LATE
     number = known.requests + 1
-    compactions = (*known.compactions, number) if sample.compacted else known.compactions
-    if compactions and compactions[0] <= number - COMPACTION_WINDOW:
-        compactions = tuple(each for each in compactions if each > number - COMPACTION_WINDOW)
+    is_thrash = sample.compacted and sample.due - known.left < THRASH_ROOM
     after = Health(
         requests=number,
         at=known.at if is_late else sample.at,
         above=known.above if is_late else known.above + 1 if sample.utilization > rules.utilization else 0,
         evicted=(*known.evicted, sample.evicted)[-EVICTION_WINDOW:],
         ratios=(*known.ratios, *sample.ratios)[-CONDENSINGS:] if sample.ratios else known.ratios,
-        compactions=compactions,
+        compactions=_lately(known.compactions, number, more=is_thrash),
         fidelity=known.fidelity,
         window_id=known.window_id if sample.window_id is None else sample.window_id,
         episodes=known.episodes,
+        rungs=_lately(known.rungs, number, more=sample.rung),
+        left=sample.utilization if sample.compacted else known.left,
+        ended=tuple(each for each in known.ended if each[1] > number - COOLDOWN) if known.ended else (),
     )
     opened, episodes = ((), known.episodes) if is_late else _judge(after, sample, rules)
-    if episodes != known.episodes:
-        after = after._replace(episodes=episodes)
     closed = tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()
+    if episodes != known.episodes:
+        ended = (*after.ended, *((each.kind, number) for each in closed))
+        after = after._replace(episodes=episodes, ended=ended)
     snapshot = Snapshot(
         at=sample.at,
         utilization=sample.utilization,
@@ -284,18 +328,33 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     return Checkup(after, snapshot, opened, closed, health is None, sample, rules)
 
 
+def _lately(numbers: tuple[int, ...], number: int, *, more: bool) -> tuple[int, ...]:
+    """Numbers of requests within the newest ``COMPACTION_WINDOW``, with that of this one where it is one ``more``."""
+    if more:
+        numbers = (*numbers, number)
+    if numbers and numbers[0] <= number - COMPACTION_WINDOW:
+        return tuple(each for each in numbers if each > number - COMPACTION_WINDOW)
+    return numbers
+
+
 def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
     found = _findings(health, sample, rules)
     if not found:
         return (), ()
-    before, opened, episodes = dict(health.episodes), list[HealthAlert](), list[Episode]()
+    before = dict(health.episodes)
+    ended = dict(health.ended)
+    opened = list[HealthAlert]()
+    episodes = list[Episode]()
     for kind, level, category, said in RULES:
         if kind not in found:
             continue
         value, limit = found[kind]
         since = before.get(kind)
         if since is None:
-            since, words = sample.at, said.format(value=value, limit=limit)
+            if kind in ended and level != "critical":
+                continue
+            since = sample.at
+            words = said.format(value=value, limit=limit)
             opened.append(HealthAlert(kind, level, category, since, value, limit, words))
         episodes.append(Episode(kind, since))
     return tuple(opened), tuple(episodes)

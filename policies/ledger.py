@@ -492,20 +492,23 @@ class Decision(NamedTuple):
         """The layers whose work was kept."""
         return "+".join(dict.fromkeys(report.layer for report in self.trail if report.kept))
 
-    def stage(self, *, red_at: float) -> str:
+    @property
+    def needed_rung(self) -> bool:
+        """Whether what the layers did was not enough."""
+        return any(report.rung and report.kept for report in self.trail)
+
+    @property
+    def stage(self) -> str:
         """How far the management of a request had to go, in a word (requirement A0.148).
 
         ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new
-        batch, ``emergency_compaction`` if that was a summary from red on or one of the last rungs,
-        ``cross_window_save`` if the conversation went on in a new window. ``red_at`` is in calibrated tokens.
+        batch, ``emergency_compaction`` if that needed a rung, ``cross_window_save`` if the conversation went on in a
+        new window.
         """
-        kept = [report for report in self.trail if report.kept] if self.trail else ()
-        if any(report.layer == "rollover" for report in kept):
+        if any(report.layer == "rollover" and report.kept for report in self.trail):
             return "cross_window_save"
         if self.is_new:
-            late = self.cut is not None and self.due >= red_at
-            rung = self.pressure.status == "emergency" or any(report.rung for report in kept)
-            return "emergency_compaction" if late or rung else "evict_and_compress"
+            return "emergency_compaction" if self.needed_rung else "evict_and_compress"
         spiked = self.reading is not None and self.reading.spike
         return "none" if self.pressure.zone == "green" and not spiked else "evaluate"
 

@@ -307,6 +307,17 @@ def refuses(settings: ContextSettings, name: str) -> bool:
     return rule is not None and rule.on_overflow == "reject" and settings.enforce == "bucket"
 
 
+def acts_always(settings: ContextSettings) -> bool:
+    """Whether a layer about the whole request looks at each; results are capped, and summaries prepared, otherwise."""
+    return any(
+        layer.at == 0
+        and layer.scope == "total"
+        and layer.strategy != "ingest_cap"
+        and layer.params.get("prepared") is not True
+        for layer in settings.layers
+    )
+
+
 def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
     if settings.enforce != "bucket":
         return settings.layers
@@ -360,7 +371,9 @@ def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, 
     if layer.scope == "total":
         if layer.stop_at is not None:
             return budget.room_for(layer.stop_at * budget.base(settings))
-        if layer.at is None or layer.at == 0:
+        if layer.at == 0:
+            return 0
+        if layer.at is None:
             return low_water
         return min(limit_for(layer, settings, budget), budget.room_for(WATERMARK * layer.at * budget.base(settings)))
     cap = budget.caps.get(layer.scope)
@@ -411,7 +424,7 @@ class Limits:
     ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at which no
     layer is due) and ``compacts`` (the first layer that summarises is not due; None without one). ``scoped`` has the
     trigger of each layer about one bucket, ``refused`` the caps above which a request is refused, ``bloat`` the share
-    that tool results may take.
+    that tool results may take. ``always``: a layer looks at every request.
     """
 
     settings: ContextSettings
@@ -425,6 +438,7 @@ class Limits:
     scoped: tuple[tuple[str, int], ...]
     refused: tuple[tuple[str, int], ...]
     bloat: float
+    always: bool
 
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
@@ -441,5 +455,6 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         compacts=None if compacts is None else asks_from(compacts, settings, budget),
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
+        always=acts_always(settings),
         bloat=max(settings.health.tool_bloat, BLOAT_OVER_CAP * budget.caps.get("tool_outputs", 0) / budget.window),
     )

@@ -472,8 +472,11 @@ def is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
 
 
 def is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
-    settings, tokens = limits.settings, grown.tokens
-    if tokens > limits.trigger or (settings.preempt and is_urgent(grown, limits=limits, tokens=tokens)):
+    settings = limits.settings
+    tokens = grown.tokens
+    if limits.always or tokens > limits.trigger:
+        return False
+    if settings.preempt and is_urgent(grown, limits=limits, tokens=tokens):
         return False
     if settings.ingest.from_start:
         cap = ingest_cap_for(settings, limits.budget)

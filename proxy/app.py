@@ -19,7 +19,7 @@ from proxy.access.admission import Admission, Keyring, tenant_source
 from proxy.access.destination import MANAGED
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
-from proxy.config.values import Config
+from proxy.config.values import Config, StoreSettings
 from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
 from proxy.custom import Hooks, Plugin
@@ -385,15 +385,21 @@ async def _tend(runtime: Runtime) -> None:
             if time.monotonic() - measured >= MEASURED_EVERY:
                 measured = time.monotonic()
                 await _fit(runtime, store, clock())
-            retention = runtime.config.store.retention
-            if retention is not None and time.monotonic() - pruned >= DAY:
+            if time.monotonic() - pruned >= DAY:
                 pruned = time.monotonic()
-                # not by the clock alone: one that has jumped ahead would make everything old
-                now = min(clock(), await store.newest() or 0.0)
-                gone = await store.prune(now - retention, clock())
-                log.log(logging.INFO if gone else logging.DEBUG, "retention has deleted %d rows", gone)
+                await _prune(runtime.config.store, store, clock())
         except StoreError as error:
             log.warning("the store could not be tended: %s", error)
+
+
+async def _prune(settings: StoreSettings, store: Store, at: float) -> None:
+    # not by the clock alone: one that has jumped ahead would make everything old
+    now = min(at, await store.newest() or 0.0)
+    if settings.retention is not None:
+        gone = await store.prune(now - settings.retention, at)
+        log.log(logging.INFO if gone else logging.DEBUG, "retention has deleted %d rows", gone)
+    if settings.usage_retention is not None:
+        await store.prune_usage(now - settings.usage_retention)
 
 
 async def _fit(runtime: Runtime, store: Store, now: float) -> None:

@@ -244,9 +244,11 @@ class HealthBook:
             spike=None if decision is None else _spike(decision, recognized, settings),
             repeats=run.longest,
             bloat=0.0 if decision is None else _bloat(decision, recognized, settings),
-            bloat_limit=None if pressure.zone == "green" else limits.bloat,
+            bloat_limit=None if pressure.zone == "green" or _acts_later(decision, settings, limits) else limits.bloat,
             requests_left=_requests_left(decision, settings, limits=limits, used=used),
             window_id=None if decision is None or observes else decision.window_id,
+            due=0.0 if made is None else made.due / max(1, limits.base),
+            rung=made is not None and made.needed_rung,
         )
         checkup = check(_health_of(thread, own), sample, rules)
         self._known[key] = _Entry(checkup.health, checkup.snapshot, run)
@@ -313,11 +315,20 @@ def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 
 
+def _acts_later(decision: Decision | None, settings: ContextSettings, limits: Limits) -> bool:
+    """Whether a layer acts before the window overflows: below the trigger, but for what was brought back."""
+    if decision is None or settings.observes or settings.when_full != "manage":
+        return False
+    brought_back = 0
+    if EditKind.RECALL in decision.applied:
+        brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
+    return decision.raw_after - brought_back <= limits.trigger
+
+
 def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
     """Until the window overflows at the conversation's velocity; 0 for a request that does not fit.
 
-    None where nothing grows, and where a layer acts before: below the trigger of a policy that manages, but for what
-    was brought back.
+    None where nothing grows, and where a layer acts before.
     """
     budget = limits.budget
     room = budget.window - budget.reserve - used
@@ -327,11 +338,7 @@ def _requests_left(decision: Decision | None, settings: ContextSettings, *, limi
         return 0.0
     if decision is None:
         return None
-    manages = not settings.observes and settings.when_full == "manage"
-    brought_back = 0
-    if EditKind.RECALL in decision.applied:
-        brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
-    if manages and decision.raw_after - brought_back <= limits.trigger:
+    if _acts_later(decision, settings, limits):
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn
     return room / speed if speed is not None and speed > 0 else None

@@ -405,10 +405,26 @@ class Listener(msgspec.Struct):
         return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
 
     def messages(self) -> list[dict[str, Any]]:
-        body = bytes(self.held)
-        found = _choices_in(body, self.codec) if body.lstrip().startswith(b"{") else choices_of(body, self.codec)
-        given = [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
+        given = messages_in(bytes(self.held), self.codec)
         return [{name: m[name] for name in ("role", "content", "tool_calls") if name in m} for m in given]
+
+
+def messages_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
+    """The messages of an answer, whole or as a stream as far as there is of it, one a choice."""
+    found = _choices_in(body, codec) if body.lstrip().startswith(b"{") else choices_of(body, codec)
+    return [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
+
+
+def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
+    """What a model wrote in a message: text, reasoning, and the names and arguments of calls."""
+    for name, value in message.items():
+        if isinstance(value, str) and name != "role":
+            yield value
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        given = call.get("function") if isinstance(call, dict) else None
+        if isinstance(given, dict):
+            yield from (value for value in given.values() if isinstance(value, str))
 
 
 def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from proxy.wire.raw import DONE, Decoder, ServerSentEvent, read_value
 
 MAX_READ = 8 * 1024 * 1024
 MAX_ERROR = 64 * 1024
+MAX_SAMPLED = 256 * 1024
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CODE = re.compile(r"[a-z][a-z_]{2,47}")
 _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in the middle
@@ -24,7 +25,7 @@ class ReportedUsage(msgspec.Struct, frozen=True):
     """Tokens that the upstream reported; None where it did not.
 
     ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
-    to one at a price of its own.
+    to one at a price of its own. ``estimated``: it reported nothing, the numbers are Weir's own counts.
     """
 
     prompt: int | None = None
@@ -32,6 +33,7 @@ class ReportedUsage(msgspec.Struct, frozen=True):
     cached: int | None = None
     reasoning: int | None = None
     written: int | None = None
+    estimated: bool = False
 
 
 NO_USAGE = ReportedUsage()
@@ -45,7 +47,8 @@ def together(usages: Sequence[ReportedUsage], *, by: Callable[[list[int]], int] 
         said = [value for each in usages if (value := getattr(each, name)) is not None]
         return by(said) if said else None
 
-    return ReportedUsage(**{name: made(name) for name in ReportedUsage.__struct_fields__})
+    counts = {name: made(name) for name in ReportedUsage.__struct_fields__ if name != "estimated"}
+    return ReportedUsage(**counts, estimated=any(each.estimated for each in usages))
 
 
 def usage_from(value: object) -> ReportedUsage | None:
@@ -88,7 +91,8 @@ class Tap(msgspec.Struct):
 
     ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each choice that has begun
     whether a finish reason has; ``error`` holds the first error event of a stream; ``truncated`` is a whole answer
-    whose JSON ends in the middle.
+    whose JSON ends in the middle. Of an answer of ``size`` bytes ``sample`` is the beginning, from which its tokens are
+    counted where no usage comes.
     """
 
     usage: ReportedUsage | None = None
@@ -102,6 +106,8 @@ class Tap(msgspec.Struct):
     done: bool = False
     error: bytes | None = None
     truncated: bool = False
+    sample: bytearray | bytes = msgspec.field(default_factory=bytearray)
+    size: int = 0
 
     @property
     def finished(self) -> bool:
@@ -177,6 +183,9 @@ class StreamTap(msgspec.Struct):
 
     def feed(self, chunk: bytes) -> None:
         seen, before = self.seen, self.between
+        seen.size += len(chunk)
+        if len(seen.sample) < MAX_SAMPLED:
+            seen.sample += chunk
         self.between = chunk.endswith(EVENT_ENDS)
         if before and self.between and seen.said and DONE not in chunk and not self.codec.matters(chunk, chunk):
             return
@@ -214,6 +223,8 @@ def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
             seen.truncated = str(error) == _CUT_JSON
             value = None if seen.truncated else codec.completion(read_value(body))
         seen.read(value)
+        seen.sample = body
+        seen.size = len(body)
         if isinstance(value, dict) and value.get("error"):
             seen.error = body
     return seen

@@ -73,13 +73,16 @@ def read_state(
     notes, readings = notes_in(new, tools), Readings() if readings is None else readings
     errors = _errors(new)
     others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
+    stated = _stated([*before, *new])
+    decided = [_decision(text) for text in (*_texts(notes, "decisions"), *stated["decision"])]
     return base.advance(
         goal=task,
+        success_criteria=_newest(base.success_criteria, stated["criteria"], most=MAX_NOTES),
         constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings),
         subtasks=subtasks_of(new, tools, known=base.subtasks),
-        decisions=_with_decisions(base.decisions, [TaskDecision(_line(text)) for text in _texts(notes, "decisions")]),
+        decisions=_with_decisions(base.decisions, decided),
         open_issues=_open_issues(new, errors, known=base.open_issues),
-        environment=_environment(new, errors, known=base.environment),
+        environment=_environment(new, errors, known=(*base.environment, *stated["environment"])),
         learnings=_newest(base.learnings, _texts(notes, "learnings"), most=MAX_LEARNINGS),
         notes=_newest(base.notes, others, most=MAX_NOTES),
         marks=_marks(sources, base.marks, until=until),
@@ -98,6 +101,54 @@ def milestone(new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTak
         return "decision"
     issues = _open_issues(new, _errors(new), known=known.open_issues)
     return "blocker" if set(issues) - set(known.open_issues) else None
+
+
+_LABEL = re.compile(
+    r"[\s#>*_-]{0,12}(?P<criteria>success criteria|acceptance criteria|definition of done)?"
+    r"(?P<environment>environment)?(?P<decision>decisions?|decided)?[*_]{0,4}:[\s*_]{0,6}",
+    re.IGNORECASE,
+)
+_ITEM = re.compile(r"\s{0,20}(?:[-*\u2022+]|\d{1,3}[.)]) ")
+_REASON = re.compile(r"[,;]? \(?because ", re.IGNORECASE)
+_AGAINST = re.compile(r"[,;]? (?:instead of|rather than) ", re.IGNORECASE)
+
+
+def _stated(sources: Sequence[Source]) -> dict[str, list[str]]:
+    """What stands behind a label in what was said, on its line or as a list below; of a model its decisions alone."""
+    found: dict[str, list[str]] = {"criteria": [], "environment": [], "decision": []}
+    for source in sources:
+        if source.is_result or source.role not in {"user", "assistant"} or ":" not in source.text:
+            continue
+        kind = None
+        for line in clipped(source.text).splitlines():
+            label = _LABEL.match(line[:MAX_LINE_LEN])
+            item = _ITEM.match(line)
+            if label is not None and label.lastgroup is not None:
+                kind = label.lastgroup if source.is_users or label.lastgroup == "decision" else None
+                said = line[label.end() :]
+            elif item is not None:
+                said = line[item.end() :]
+            else:
+                kind = None
+                said = ""
+            if kind is not None and said.strip():
+                found[kind].append(_line(said.strip()))
+    return found
+
+
+def _decision(text: str) -> TaskDecision:
+    """What was decided, with why and against what where its words say so."""
+    said, why = _halved(text, _REASON)
+    said, against = _halved(said, _AGAINST)
+    if not against:
+        why, against = _halved(why, _AGAINST)
+    others = tuple(each.strip(" .") for each in against.split(", ") if each.strip(" ."))
+    return TaskDecision(_line(said), why.strip(" .)"), others)
+
+
+def _halved(text: str, mark: re.Pattern[str]) -> tuple[str, str]:
+    found = mark.search(text)
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
 
 
 def _texts(notes: Sequence[Note], category: str) -> list[str]:

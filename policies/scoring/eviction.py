@@ -38,7 +38,6 @@ class ContentType(StrEnum):
     ASSISTANT = "assistant"
     TOOL_RESULT = "tool_result"
     MEMORY = "memory"
-    THINKING = "thinking"
 
 
 EVICTABLE = frozenset({ContentType.USER, ContentType.TOOL_RESULT, ContentType.MEMORY})
@@ -49,7 +48,7 @@ NEUTRAL = OTHER_SOURCE = 0.5
 UNRELATED = 0.1
 OTHER_TTL = 50.0
 TTL: Mapping[ContentType, float] = MappingProxyType(
-    {ContentType.TOOL_RESULT: 8.0, ContentType.THINKING: 2.0, ContentType.MEMORY: 20.0, ContentType.ASSISTANT: 30.0}
+    {ContentType.TOOL_RESULT: 8.0, ContentType.MEMORY: 20.0, ContentType.ASSISTANT: 30.0}
 )
 SOURCES: Mapping[ContentType, float] = MappingProxyType(
     {

@@ -1,7 +1,7 @@
 """Something goes with a note about it at the most: a part of a message's content, or whole units of messages.
 
 ``ingest_cap``        a single tool result above its cap keeps its beginning and its end
-``truncate_largest``  the largest results lose their middle, the largest first, until the rest fits
+``truncate_largest``  the largest results lose their middle, all down to one size at which the rest fits
 ``window``            the newest messages or turns stay, what is older goes without a summary
 ``drop_oldest``       the oldest units go with a note: a layer of its own, and the rung where nothing cleverer fits
 ``custom``            an operator's own function decides which messages stay
@@ -124,7 +124,7 @@ def _cap(bounds: Bounds, tool: str, *, whole: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLargest(Strategy):
-    """The largest results lose their middle, down to ``floor`` tokens, until the rest fits.
+    """The largest results lose their middle, all down to one size at which the rest fits, ``floor`` tokens at least.
 
     With ``truncate_after_summary`` what was put in shorter words is cut first: its finding was read out of the whole
     before.
@@ -146,17 +146,32 @@ class TruncateLargest(Strategy):
         return replace(rest, reason=NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
-        floor, excess = max(1, self.floor), draft.tokens - bounds.target
+        floor = max(1, self.floor)
+        excess = draft.tokens - bounds.target
         found = [(i, p) for i, p, _ in results(draft, bounds) if p.tokens > floor and may(p)]
+        found.sort(key=lambda each: (-each[1].tokens, each[0]))
         edits: dict[int, Edit] = {}
-        for index, piece in sorted(found, key=lambda f: (-f[1].tokens, f[0])):
-            if excess <= 0:
-                break
-            edit = _cut(bounds, index, piece, allowed=max(floor, piece.tokens - excess), floor=floor)
-            if edit is not None:
-                edits[index] = edit
-                excess -= piece.tokens - edit.tokens
+        while excess > 0 and found:  # again where some that are larger could not be cut
+            size = max(floor, _level([piece.tokens for _, piece in found], excess))
+            larger = [each for each in found if each[1].tokens > size]
+            found = found[len(larger) :]
+            for index, piece in larger:
+                edit = _cut(bounds, index, piece, allowed=size, floor=floor) if excess > 0 else None
+                if edit is not None:
+                    edits[index] = edit
+                    excess -= piece.tokens - edit.tokens
         return draft.with_edits({index: edits[index] for index in sorted(edits)})
+
+
+def _level(sizes: Sequence[int], excess: int) -> int:
+    """The size down to which the largest of ``sizes``, in falling order, have to come to save ``excess`` together."""
+    saved = 0
+    for count, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True), start=1):
+        more = count * (size - following)
+        if saved + more >= excess:
+            return size - math.ceil((excess - saved) / count)
+        saved += more
+    return 0
 
 
 def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, floor: int) -> Edit | None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from policies.draft import NO_LAYER, Bounds, Draft, Strategy
 from policies.effects import Announce, Done, Failed, Flow, Offload, Returned, step, unheard
 from policies.ledger import LayerReport
-from policies.limits import amount, charged, layers_of, limit_for, target_for
+from policies.limits import acts_always, amount, charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer
 from policies.strategies import clear, compact, drop, rewrite
 
@@ -103,7 +103,7 @@ def run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
 
 
 def is_due(draft: Draft, bounds: Bounds) -> bool:
-    if draft.tokens > bounds.trigger * bounds.early:
+    if draft.tokens > bounds.trigger * bounds.early or acts_always(bounds.settings):
         return True
     scoped = [layer for layer in layers_of(bounds.settings) if layer.scope != "total"]
     if not scoped:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -36,7 +37,16 @@ from proxy.config.values import (
     Listen,
     Seconds,
 )
-from proxy.errors import Busy, ExpiredAPIKey, Forbidden, InvalidAPIKey, InvalidRequest, ProxyError, RateLimited
+from proxy.errors import (
+    Busy,
+    ExpiredAPIKey,
+    Forbidden,
+    InvalidAPIKey,
+    InvalidRequest,
+    ModelNotAllowed,
+    ProxyError,
+    RateLimited,
+)
 from proxy.store import Store
 from proxy.store.records import KeyRow, Refusal
 
@@ -268,12 +278,13 @@ class Admission:
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
             text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
+        began = None
         if caller.requests_per_minute is not None:
-            self._begin(key, caller.requests_per_minute)
+            began = self._begin(key, caller.requests_per_minute)
         self._inside[key] = inside
         inside.requests += 1
         self._requests += 1
-        return Stay(self, key, inside)
+        return Stay(self, key, inside, began=began)
 
     async def share_limits(self, stay: "Stay", caller: Caller) -> None:
         """Nothing, or RateLimited where all processes together have as many of the key's requests as it may have."""
@@ -284,20 +295,26 @@ class Admission:
         refused = await self.shared.enter(stay.key, rate=rate, most=most)
         if refused is None:
             return
-        if rate is not None:
-            self._came[stay.key].pop()
+        self.forget(stay)
         if refused.refused is Refusal.RATE:
             raise _too_often(rate or 0, refused.seconds)
         text = f"This key has {most} requests open in all processes, as many as it may have (its concurrency)."
         raise RateLimited(f"{text} Please try again.")
 
-    def _begin(self, key: str, most: int) -> None:
+    def _begin(self, key: str, most: int) -> float:
         now, came = self._clock(), self._came.setdefault(key, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
         if len(came) >= most:
             raise _too_often(most, math.ceil(MINUTE - (now - came[0])))
         came.append(now)
+        return now
+
+    def forget(self, stay: "Stay") -> None:
+        """Let a request that was not allowed count for nothing within its minute."""
+        if stay.began is not None:
+            with suppress(ValueError):
+                self._came[stay.key].remove(stay.began)
 
     def leave(self, stay: "Stay") -> None:
         stay.inside.requests -= 1
@@ -361,6 +378,7 @@ class Stay:
     inside: _Inside
     held: int = 0
     waited: float = 0.0
+    began: float | None = None
 
     async def hold(self, size: int) -> None:
         """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""
@@ -370,7 +388,9 @@ class Stay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, (Forbidden, ModelNotAllowed)):
+            self.admission.forget(self)
         self.admission.leave(self)
 
 

@@ -172,6 +172,10 @@ def _key(upstream: UpstreamSettings, answer: Reached) -> Diagnosis:
         return Diagnosis(name, "fail", f"it is refused ({answer.status})", f"put a valid key into {where}")
     if answer.status != 200:
         return Diagnosis(name, "warn", f"/models answers {answer.status}, so it was not tried", "send one request")
+    if not isinstance(answer.json(), dict):
+        kind = answer.headers.get("content-type", "").partition(";")[0] or "no type"
+        said = f"/models answers 200 with {kind}, no list of models, so it was not tried"
+        return Diagnosis(name, "warn", said, f"does upstreams.{upstream.name}.base_url lead to the API?")
     return Diagnosis(name, "ok", "it is accepted" if key else "none is asked for")
 
 

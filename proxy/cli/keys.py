@@ -128,9 +128,10 @@ async def list_keys(store: Store, config: Config) -> Findings:
       weir keys list
     """
     rows = [_public(row) for row in await store.list_keys()]
+    others = f"; {len(config.keys)} in the configuration" if config.keys else ""
     fields = "name policy models allow concurrency requests_per_minute created expires revoked"
     return listing(
-        rows, fields, empty=f"No keys in {masked_url(config.store.url)}; weir keys create --name me makes one."
+        rows, fields, empty=f"No keys in {masked_url(config.store.url)}{others}; weir keys create --name me makes one."
     )
 
 
@@ -151,13 +152,37 @@ def limit(config: Config, name: str, **limits: str | None) -> Findings:
         raise click.UsageError("give --concurrency, --requests-per-minute or --expires")
 
     async def change(store: Store) -> KeyRow:
-        if not await store.limit_key(name, own, now):
+        if not await store.change_key(name, own, now):
             raise await _no_key(store, name)
         return next(row for row in await store.list_keys() if row.name == name)
 
     row = writing(config, change)
     until = "" if row.expires is None else f", until {_minute(row.expires)} UTC"
     said = f"{name} may have {limits_said(row) or 'what every key may'}{until}."
+    return Findings(lambda: _public(row), lambda: click.echo(said))
+
+
+@keys.command("set")
+@click.argument("name")
+@click.option("--policy", required=True, help="Its policy from its next request on; none for the default policy.")
+@stored
+def set_policy(config: Config, name: str, *, policy: str) -> Findings:
+    """Give a key another policy; its secret, limits, conversations and usage stay.
+
+    \b
+    Example:
+      weir keys set support-bot --policy balanced
+    """
+    chosen = None if policy == "none" else known_policy(policy, config)
+    now = time.time()
+
+    async def change(store: Store) -> KeyRow:
+        if not await store.change_key(name, {"policy": chosen}, now, change="policy"):
+            raise await _no_key(store, name)
+        return next(row for row in await store.list_keys() if row.name == name)
+
+    row = writing(config, change)
+    said = f"{name} has the policy {chosen or config.default_policy} from its next request on."
     return Findings(lambda: _public(row), lambda: click.echo(said))
 
 

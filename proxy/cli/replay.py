@@ -156,9 +156,10 @@ def _remarks(tally: Tally) -> Iterator[str]:
     unfit = tally.unanswered - tally.refused
     if tally.refused:
         reasons = ", ".join(f"{bucket} {count:,} x" for bucket, count in tally.refused_by.most_common())
-        yield f"{tally.refused:,} {of} would have been refused ({reasons}): they are in no sum, no cost is compared."
+        refused = f"{tally.refused:,} {of} would have been refused ({reasons})"
+        yield f"{refused}: they are in no sum, and no ratio of costs is given."
     if unfit:
-        yield f"{unfit:,} {of} do not fit the window: no cost is compared."
+        yield f"{unfit:,} {of} do not fit the window: no ratio of costs is given."
     if tally.failed:
         yield f"{tally.failed:,} {of} could not be planned and went up as they came."
     if tally.asked:

@@ -7,9 +7,9 @@ import click
 from proxy.cli.output import listing
 from proxy.cli.shared import Findings, key_names, reads, since_option
 from proxy.config.values import Config
-from proxy.http.reports import taken, taken_by
+from proxy.http.reports import beside_cost, taken, taken_by
 from proxy.store import Store
-from proxy.store.exchanges import By
+from proxy.store.exchanges import By, day_of
 
 
 @click.command()
@@ -20,23 +20,32 @@ from proxy.store.exchanges import By
 async def usage(store: Store, config: Config, *, since: float, by: By | None, key: str | None) -> Findings:
     """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
-    Deleted conversations and requests older than the store's retention are no longer counted.
+    Days are those of UTC: the one of --since is counted whole. Deleted conversations are counted, without a name.
 
     \b
     Example:
       weir usage
       weir usage --since 7d --by model --key support-bot
     """
+    since = day_of(since)
     rows = await store.usage(None, since=since, by=by)
     names = await key_names(store, config) if rows else {}
     rows = [row for row in rows if key is None or names.get(row.tenant) == key]
     data = [taken_by(row, by=by, names=names).plain() for row in rows]
-    total = taken(rows).plain()
+    took = taken(rows)
+    total = took.plain()
     shown = [{**each, "key": each["key"] or str(each["tenant"])[:8]} for each in data]
     if len(shown) > 1:
         shown.append({"key": "all", **total})
     listed = listing(shown, FIGURES, empty="No requests since then.", optional="group")
-    return Findings(lambda: {"since": since, "by": by, "total": total, "data": data}, listed.show)
+
+    def show() -> None:
+        listed.show()
+        note = beside_cost(unpriced=took.unpriced, estimated=took.estimated)
+        if took.priced and note:
+            click.echo(f"Of the costs: {note}.", err=True)
+
+    return Findings(lambda: {"since": since, "by": by, "total": total, "data": data}, show)
 
 
 FIGURES = (

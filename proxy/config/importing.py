@@ -28,7 +28,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "pressure.velocity_window": ("trend.window",),
     "eviction.policy": ("cascade.evict.params.scorer",),
     **{f"eviction.weights.{signal}": (f"cascade.evict.params.weight_{signal}",) for signal in _SIGNALS},
-    **{f"eviction.type_ttl.{name}": (f"cascade.evict.params.ttl_{name}",) for name in ("tool_result", "thinking")},
+    "eviction.type_ttl.tool_result": ("cascade.evict.params.ttl_tool_result",),
+    "eviction.type_ttl.thinking": ("cascade.reasoning.params.ttl",),
     "eviction.type_ttl.memory_injection": ("cascade.evict.params.ttl_memory",),
     "compression.summarization_threshold_tokens": ("cascade.summarize_tool_result.params.over",),
     "compression.compaction_utilization_threshold": ("cascade.compact.at",),
@@ -125,9 +126,15 @@ def _put(held: dict[str, Any], name: str, value: object) -> object:
 
 
 def _cascade(preset: str, layers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The preset's layers with the values of ``layers`` written over them."""
+    """The preset's layers with the values of ``layers`` written over them.
+
+    Thinking is no block that is scored: what is said of its age makes a layer of its own, due when the first is.
+    """
     cascade: list[dict[str, Any]] = []
-    for layer in preset_documents()[preset].data["cascade"]:  # type: ignore[attr-defined] # a list of layers
+    given: list[dict[str, Any]] = preset_documents()[preset].data["cascade"]  # type: ignore[assignment]
+    if "reasoning" in layers:
+        cascade.append({"layer": "reasoning", "at": given[0]["at"], **layers["reasoning"]})
+    for layer in given:
         own = layers.get(layer["layer"], {})
         params = {**layer.get("params", {}), **own.get("params", {})}
         if params.get("scorer") == "semantic_merge":

@@ -241,12 +241,14 @@ class StoreSettings:
     """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
 
     ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many connections a process
-    has to a database server, ``max_size`` bytes of the database, None for as many as there are.
+    has to a database server, ``max_size`` bytes of the database, None for as many as there are. ``usage_retention`` is
+    the same as ``retention`` for what each key's requests took by day, which outlives conversations.
     """
 
     url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
     content: Literal["full", "digest"] = "full"
     retention: Seconds | None = 30 * _UNITS["d"]
+    usage_retention: Seconds | None = 400 * _UNITS["d"]
     timeout: Seconds = 2.0
     pool: Annotated[int, Field(ge=1, le=1000)] = 8
     max_size: Size | None = 10 * 10**9

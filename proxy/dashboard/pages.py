@@ -57,11 +57,13 @@ async def overview(visit: PageVisit) -> View:
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
     alerts = await reports.health(visit.asked(rows=MOST))
+    total = summed(rows)
     values: dict[str, Any] = {
         "period": period if period in PERIODS else "24h",
         "periods": list(PERIODS),
         "step": step,
-        "sum": summed(rows),
+        "sum": total,
+        "beside": reports.beside_cost(unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0),
         "p50": _at(waited, 0.5),
         "p95": _at(waited, 0.95),
         "fullest": full,
@@ -75,11 +77,12 @@ async def overview(visit: PageVisit) -> View:
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after")
+    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after", "estimated")
     found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
     is_priced = any(row.priced for row in rows)
     cost, saved = sum(row.cost for row in rows), sum(row.cost_saved for row in rows)
     prompt = sum(row.prompt for row in rows)
+    found["unpriced"] = sum(max(0, row.requests - row.failed - row.priced) for row in rows)
     found["saved"] = sum(row.tokens_before - row.tokens_after for row in rows)
     found["cost"], found["unmanaged"] = (cost, cost + saved) if is_priced else (None, None)
     found["reuse"] = sum(row.cached for row in rows) / prompt if prompt else None
@@ -158,6 +161,7 @@ async def conversation(visit: PageVisit) -> View:
     rows = await talks.timeline(visit.asked(query=query, rows=SHOWN))
     values: dict[str, Any] = {
         "one": one,
+        "out": await visit.runtime.store.count_removed(await visit.asked().conversation()),
         "tab": tab,
         "tabs": TABS,
         "exchanges": rows.data[::-1],
@@ -212,33 +216,33 @@ def _picture(
 
 async def rollback(visit: PageVisit) -> Redirect:
     version = visit.field("version")
-    done = await archive.rollback(visit.asked({**visit.path, "version": version}))
-    return _back(visit, "removed", f"Rolled back: the conversation is at version {done.version}.")
+    await archive.rollback(visit.asked({**visit.path, "version": version}))
+    return _back(visit, "removed", "rollback")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    done = await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
-    return _back(visit, "removed", f"Pinned {done.pinned}: it comes back with the next request, and stays.")
+    await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
+    return _back(visit, "removed", "pin")
 
 
 async def compact(visit: PageVisit) -> Redirect:
     await talks.compact(visit.asked())
-    return _back(visit, "requests", "The next request is compacted, whatever its size.")
+    return _back(visit, "requests", "compact")
 
 
 async def close(visit: PageVisit) -> Redirect:
     await talks.close(visit.asked())
-    return _back(visit, "requests", "Closed. A request that continues it opens it again.")
+    return _back(visit, "requests", "close")
 
 
 async def note(visit: PageVisit) -> Redirect:
     fields = {name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)}
     await talks.add_note(visit.asked(body=fields))
-    return _back(visit, "notes", "Noted.")
+    return _back(visit, "notes", "note")
 
 
-def _back(visit: PageVisit, tab: str, said: str) -> Redirect:
-    return Redirect(f"{visit.page}?tab={tab}&done={quote(said)}")
+def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
+    return Redirect(f"{visit.page}?tab={tab}&done={done}")
 
 
 async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
@@ -323,8 +327,6 @@ async def original(visit: PageVisit) -> View:
 HEIGHT = 280
 SMALL, NARROW = 110, 420
 """Pixels of the charts that stand side by side: a phone is as wide as one of them."""
-RAW_ROOM = 2.2
-"""How far beyond the window the client's own line is still drawn."""
 
 
 def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger: int | None, page: str) -> str:
@@ -334,8 +336,7 @@ def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger
     """
     buckets = [tokens_by_bucket(row.detail.get("buckets")) for row in rows]
     totals = [max(row.tokens_after, sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
-    raw_top = min(max(row.tokens_before for row in rows), RAW_ROOM * max(window, *totals))
-    ticks = scale(max([window, raw_top, *totals]) * 1.02)
+    ticks = scale(max([window, *totals, *(row.tokens_before for row in rows)]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
     parts = [*_zones(frame, rows), *grid(frame, ticks, [short(tick) for tick in ticks], first=first)]
     parts += stacked(frame, BUCKETS, buckets)

@@ -144,13 +144,13 @@ async def save_policy(visit: PageVisit) -> View | Redirect:
         with suppress(NotFound):
             one = await levers.policy(visit.asked({"name": name}))
         return _edited(visit, name, text, one=one, problems=problems, status=400)
-    return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done={quote('Set. It holds from the next request on.')}")
+    return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done=set-policy")
 
 
 async def delete_policy(visit: PageVisit) -> Redirect:
     visit.only_operator()
     await levers.delete_policy(visit.asked())
-    return Redirect(f"{PATH}/policies?done={quote('Removed ' + visit.path['name'] + '.')}")
+    return Redirect(f"{PATH}/policies?done=remove-policy")
 
 
 async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
@@ -191,16 +191,16 @@ async def rotate_key(visit: PageVisit) -> View:
 async def limit_key(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     try:
-        done = await levers.limit_key(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
+        await levers.limit_key(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
-    return Redirect(f"{PATH}/keys?done={quote(f'Set the limits of {done.name}: they hold from its next request on.')}")
+    return Redirect(f"{PATH}/keys?done=limit-key")
 
 
 async def revoke_key(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    done = await levers.revoke_key(visit.asked())
-    return Redirect(f"{PATH}/keys?done={quote(f'Revoked {done.name}: its next request is refused.')}")
+    await levers.revoke_key(visit.asked())
+    return Redirect(f"{PATH}/keys?done=revoke-key")
 
 
 async def usage(visit: PageVisit) -> View:
@@ -208,6 +208,7 @@ async def usage(visit: PageVisit) -> View:
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
     values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
+    values["beside"] = reports.beside_cost(unpriced=found.total.unpriced, estimated=found.total.estimated)
     return View("usage.html", values | {"first": first, "next": visit.following(found.next)})
 
 
@@ -281,5 +282,5 @@ def _drops(visit: PageVisit) -> list[tuple[str, str]]:
 
 async def forget(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    done = await levers.forget_window(visit.asked(body={"scope": visit.field("scope")}))
-    return Redirect(f"{PATH}/system?done={quote(f'Forgotten: {done.forgotten}.')}")
+    await levers.forget_window(visit.asked(body={"scope": visit.field("scope")}))
+    return Redirect(f"{PATH}/system?done=forget")

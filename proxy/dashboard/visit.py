@@ -167,6 +167,20 @@ class Redirect(msgspec.Struct, frozen=True):
     session: Session | None = None
 
 
+DONE = {
+    "compact": "The next request is compacted, whatever its size.",
+    "close": "Closed. A request that continues it opens it again.",
+    "note": "Noted.",
+    "rollback": "Rolled back: the batches since then are undone.",
+    "pin": "Pinned: it comes back with the next request, and stays.",
+    "set-policy": "Set. It holds from the next request on.",
+    "remove-policy": "Removed.",
+    "limit-key": "The limits are set: they hold from the key's next request on.",
+    "revoke-key": "Revoked: the key's next request is refused.",
+    "forget": "Forgotten.",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageVisit:
     """One request for a page.
@@ -196,6 +210,11 @@ class PageVisit:
     @property
     def room(self) -> str:
         return self.at.partition("/")[0]
+
+    @property
+    def done(self) -> str | None:
+        """What was just done, in Weir's words: an address names it, and has no words of its own."""
+        return DONE.get(self.query.get("done", ""))
 
     @property
     def page(self) -> str:

@@ -23,7 +23,7 @@ from proxy.monitor import CacheUse, follow
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
-from proxy.stream import Listener
+from proxy.stream import Listener, messages_in, texts_of
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.trace import AnySpan, Trace
@@ -95,9 +95,26 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> tuple[ReportedUsage, ...]:
-        """What each answer took, every round's, also where the last one failed; nothing where nothing was reported."""
+        """What each answer took, every round's, also where the last failed; Weir's own count of one without usage."""
         rounds = () if self.attempts is None else self.attempts.rounds
-        return (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
+        took = (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
+        if took and together(took).prompt is not None:
+            return took
+        counted = self._counted()
+        return took if counted is None else (counted,)
+
+    def _counted(self) -> ReportedUsage | None:
+        """What a request took whose answer reports no usage; None where it was not recognised or nothing was said."""
+        recognized, asked, seen = self.plan.recognized, self.asked, self.seen
+        if recognized is None or asked is None or not seen.said or (self.status or 0) >= 400:
+            return None
+        written = messages_in(bytes(seen.sample), asked.request.codec)
+        counts = [asked.counter.count(text) for message in written for text in texts_of(message)]
+        return ReportedUsage(
+            prompt=recognized.limits.budget.estimate(self.plan.sent),
+            completion=round(sum(counts) * seen.size / max(1, len(seen.sample))),
+            estimated=True,
+        )
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""

@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
+from policies.ledger import LayerReport
+from policies.limits import Limits, layers_of, limit_for
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
@@ -566,14 +568,15 @@ class ExchangeHandler:
                 units=report.units if report.kept else 0,
                 ref=report.ref,
                 reason=report.reason,
+                rung=report.rung,
+                **_due(report, recognized.policy_limits),
             )
-        settings, base = self.progress.policy, recognized.policy_limits.base
         span.decide(
             decision.action.value,
             decision.usage,
-            base=base,
+            base=recognized.policy_limits.base,
             reading=decision.reading,
-            stage=decision.stage(red_at=settings.zones.red_at * base),
+            stage=decision.stage,
             strategy=decision.strategy,
             evicted=evicted_count(plan),
         )
@@ -608,6 +611,22 @@ def wait_in(headers: Headers) -> int | None:
     """The whole seconds of a header ``retry-after``, None without one."""
     said = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
     return int(said) if said.isdigit() and len(said) < 10 else None
+
+
+class _Due(TypedDict):
+    trigger: int | None
+    scorer: str | None
+
+
+def _due(report: LayerReport, limits: Limits) -> _Due:
+    """From how many tokens on the policy's layer of a report is due, and by what rule it chooses."""
+    own = (each for each in layers_of(limits.settings) if (each.strategy, each.scope) == (report.layer, report.scope))
+    layer = None if report.rung else next(own, None)
+    if layer is None:
+        return {"trigger": None, "scorer": None}
+    scorer = layer.params.get("scorer")
+    most = max(0, limit_for(layer, limits.settings, limits.budget))
+    return {"trigger": limits.budget.estimate(most), "scorer": scorer if isinstance(scorer, str) else None}
 
 
 def answering(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from policies.ledger import Decision, TokenUsage
+from policies.ledger import Decision, TokenUsage, Trend
 from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
@@ -286,6 +286,9 @@ def _note_refusal(record: ExchangeRecord) -> None:
     root.decide("refuse" if refusal else "observe", tokens, base=plan.recognized.policy_limits.base)
     buckets = refusal.get("buckets")
     root.buckets(buckets if isinstance(buckets, Mapping) else {})
+    match refusal:
+        case {"bucket": str(bucket), "used": int(used), "cap": int(cap)}:
+            root.refused_by(bucket, used=used, cap=cap)
 
 
 def _identify(record: ExchangeRecord) -> None:
@@ -301,6 +304,7 @@ def _identify(record: ExchangeRecord) -> None:
         policy=record.policy.name,
         model=exchange.model,
         derived=branch is not None and branch.name == branch.conversation,
+        key=caller.name,
     )
 
 
@@ -377,10 +381,11 @@ def row_of(
         usage_prompt=used.prompt,
         usage_completion=used.completion,
         usage_cached=used.cached,
+        usage_estimated=used.estimated,
         overhead_ms=exchange.overhead_ms,
         duration_ms=1000 * record.duration,
         attempts=1 + exchange.retries,
-        action="none" if decision is None else decision.stage(red_at=record.policy.zones.red_at * base),
+        action="none" if decision is None else decision.stage,
         observed=exchange.observed,
         evicted=evicted_count(plan) if plan.evictions else 0,
         strategy="" if decision is None or not decision.trail else decision.strategy,
@@ -405,6 +410,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
+        if decision is not None:
+            detail["burn"] = burn_in(decision.trend, ratio=budget.ratio)
     if exchange.trace.recorded:
         detail["trace"] = exchange.trace.trace_id
     detail["source"] = "model_reported" if budget.reported else "client_estimated"
@@ -412,6 +419,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
         detail["events"] = [{"kind": e.kind, **e.facts} for e in record.events[:MAX_EVENTS]]
     if record.ending is not None:
         detail["ending"] = record.ending
+    if record.checkup is not None and record.checkup.health.is_too_small:
+        detail["too_small"] = True
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
     if decision is not None and decision.trail:
@@ -426,6 +435,11 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     if exchange.recalls:
         detail["recall"] = [msgspec.structs.asdict(each) for each in exchange.recalls]
     return detail
+
+
+def burn_in(trend: Trend, *, ratio: float) -> dict[str, int]:
+    """Tokens by which each bucket that grows does so with a request, as the upstream counts."""
+    return {each.bucket: round(rate * ratio) for each in trend.burn if (rate := each.rate) is not None and rate > 0}
 
 
 def _done(decision: Decision) -> dict[str, object]:

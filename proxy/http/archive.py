@@ -382,7 +382,8 @@ async def _newest(asked: ManagementRequest) -> CheckpointRow:
 MAX_ID_LEN = 100
 SUMMARY = "a summary of what was removed before it"
 RECALLED = "removed earlier and asked for by the newest user message"
-REMOVED = "a summary of the older history stands for it, or it was dropped"
+SUMMARISED = "a summary of the older history has its place"
+DROPPED = "it was dropped"
 Status = Literal["same", "changed", "removed", "added"]
 
 
@@ -470,8 +471,9 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
     for n, (index, kind, tokens, ref) in enumerate(forwarded):
         following = next((each for each in indices[n:] if each is not None), len(found.client))
         gone = following if index is None or index >= done else done
+        is_summary = index is None and kind != EditKind.RECALL
         while done < gone:  # what is missing stands before what came in its place
-            client.append(sent(done, "removed", REMOVED))
+            client.append(sent(done, "removed", SUMMARISED if is_summary else DROPPED))
             place, done = place + 1, done + 1
         text = _text(found, ref) if with_text else UNSET
         if index is None:
@@ -490,7 +492,7 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
             done = index + 1
         place += 1
     for index in range(done, len(found.client)):
-        client.append(sent(index, "removed", REMOVED))
+        client.append(sent(index, "removed", DROPPED))
         place += 1
     return client, model
 

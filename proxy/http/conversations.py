@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from policies.ledger import Note
+from policies.ledger import Burn, Note, VelocityClass
 from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
-from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining
+from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining, velocity_class
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
     ACTED,
@@ -64,11 +64,12 @@ class Pressure(Shape):
     zone: Zone
     velocity_tokens_per_turn: float | None
     turns_until_red: float | None
+    velocity_class: VelocityClass | None
     source: Literal["model_reported", "client_estimated"] | None
 
 
 class Budget(Shape):
-    """Every bucket against its cap, and all of them against W - R - H."""
+    """Every bucket against its cap, and all of them against what pressure is a share of."""
 
     buckets: list[BucketLine]
     total_used: Tokens
@@ -120,6 +121,7 @@ def _pressure(last: ExchangeRow) -> Pressure:
         max_tokens=last.detail.get("base"),
         utilization_pct=round(100 * last.pressure, 1),
         velocity_tokens_per_turn=last.velocity,
+        velocity_class=velocity_class(last.velocity),
         source=last.detail.get("source"),
     )
 
@@ -132,7 +134,10 @@ def _window_status(last: ExchangeRow) -> str:
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:
     used, caps = tokens_by_bucket(last.detail.get("buckets")), tokens_by_bucket(last.detail.get("caps"))
-    report = bucket_report(dict.fromkeys(caps, 0) | used, caps, (), limit=last.limit, soft=soft)
+    burns = tuple(Burn(name, 0, (rate,)) for name, rate in tokens_by_bucket(last.detail.get("burn")).items())
+    base = last.detail.get("base")
+    limit = base if isinstance(base, int) else last.limit  # what pressure is a share of
+    report = bucket_report(dict.fromkeys(caps, 0) | used, caps, burns, limit=limit, soft=soft)
     left = turns_remaining(report.total_used, last.limit, last.velocity)
     return Budget.of(
         report,

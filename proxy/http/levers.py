@@ -84,6 +84,19 @@ class NewLimits(Shape):
     expires: Until | UnsetType = UNSET
 
 
+class NewKeyPolicy(Shape):
+    """The policy to set; null for the default one."""
+
+    policy: str | None
+
+
+class KeyPolicy(Shape):
+    """A key, and the policy that it has; null for the default one."""
+
+    name: str
+    policy: str | None
+
+
 class NewKey(NewLimits, kw_only=True):
     """A key to make."""
 
@@ -168,9 +181,19 @@ async def limit_key(asked: ManagementRequest) -> LimitedKey:
     old, at = await _in_force(asked), asked.runtime.planner.clock()
     limits = key_limits(given, now=at)
     if limits:
-        await asked.store.limit_key(old.name, limits, at)
+        await asked.store.change_key(old.name, limits, at)
         asked.runtime.take_keys(await asked.store.list_keys())
     return LimitedKey.of(await _in_force(asked))
+
+
+async def set_key_policy(asked: ManagementRequest) -> KeyPolicy:
+    """Give a key another policy from its next request on, null for the default one; all else of it stays."""
+    given = await asked.fields(("policy",))
+    policy = _policy_in(asked, given)
+    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    await asked.store.change_key(old.name, {"policy": policy}, at, change="policy")
+    asked.runtime.take_keys(await asked.store.list_keys())
+    return KeyPolicy(name=old.name, policy=policy)
 
 
 async def revoke_key(asked: ManagementRequest) -> RevokedKey:
@@ -197,15 +220,12 @@ def _made(row: KeyRow, secret: str) -> MadeKey:
 
 
 def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
-    name, policy = given.get("name"), given.get("policy")
+    name = given.get("name")
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
         raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
     if name.strip() in [key.name for key in asked.runtime.config.keys]:
         raise _taken(name.strip())
-    if policy is not None and policy not in asked.runtime.config.policies:
-        known = list(asked.runtime.config.policies)
-        hint = nearest(policy, known) if isinstance(policy, str) else ""
-        raise InvalidRequest(f"There is no policy {str(policy)[:80]!r}{hint}.", param="policy")
+    policy = _policy_in(asked, given)
     models, allow = _words(given, "models"), _words(given, "allow")
     for word in allow:
         if word not in PERMISSIONS:
@@ -213,6 +233,15 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
     now = asked.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
     return KeyRow(name=name.strip(), digest=digest, policy=policy, models=models, allow=allow, created=now, **limits)
+
+
+def _policy_in(asked: ManagementRequest, given: dict[str, Any]) -> str | None:
+    policy = given.get("policy")
+    known = list(asked.runtime.config.policies)
+    if policy is None or (isinstance(policy, str) and policy in known):
+        return policy
+    hint = nearest(policy, known) if isinstance(policy, str) else ""
+    raise InvalidRequest(f"There is no policy {str(policy)[:80]!r}{hint}.", param="policy")
 
 
 def _taken(name: str) -> InvalidRequest:

@@ -33,7 +33,7 @@ from proxy.http.request import (
     page_from,
 )
 from proxy.store.chain import AuditRow, AuditType
-from proxy.store.exchanges import ADDED, By, Figures
+from proxy.store.exchanges import ADDED, By, Figures, day_of
 from proxy.store.records import DAY, AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
 from proxy.store.transaction import Place
 
@@ -52,6 +52,8 @@ class Taken(Shape, kw_only=True):
     cached: Tokens
     completion: Tokens
     priced: Annotated[int, Meta(ge=0, description="requests whose cost is known")]
+    unpriced: Annotated[int, Meta(ge=0, description="answered requests without a price: not in the cost")]
+    estimated: Annotated[int, Meta(ge=0, description="requests whose tokens Weir counted: no usage was reported")]
     cost: Dollars | None
     cost_saved: Dollars | None
     summarizer_tokens: Tokens
@@ -97,16 +99,24 @@ def _sums(rows: Sequence[UsageRow]) -> dict[str, Any]:
     for name in ("cost", "cost_saved"):
         sums[name] = round(sums[name], DOLLAR_DIGITS) if sums["priced"] else None
     sums["summarizer_cost"] = round(sums["summarizer_cost"], DOLLAR_DIGITS)
+    sums["unpriced"] = max(0, sums["requests"] - sums["failed"] - sums["priced"])
     return sums | {"tokens_saved": sums["tokens_before"] - sums["tokens_after"]}
 
 
-async def usage(asked: ManagementRequest) -> Usage:
-    """What requests took since a moment (30 days ago), by key and ``by`` model, policy, day or conversation.
+def beside_cost(*, unpriced: float, estimated: float) -> str:
+    """What a sum of costs leaves out, and what in it is estimated, as words; empty where there is neither."""
+    kinds = ((unpriced, "without a price"), (estimated, "by Weir's own count"))
+    return ", ".join(f"{number:,.0f} request{'' if number == 1 else 's'} {kind}" for number, kind in kinds if number)
 
-    The most forwarded tokens come first; a caller sees its own, the operator every key's.
+
+async def usage(asked: ManagementRequest) -> Usage:
+    """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or conversation.
+
+    Days are those of UTC: the one of ``since`` is counted whole. Deleted conversations are counted, without a name. The
+    most forwarded tokens come first; a caller sees its own, the operator every key's.
     """
     limit, by = asked.limit(), asked.word("by", KINDS)
-    since, start = asked.since("30d"), asked.start()
+    since, start = day_of(asked.since("30d")), asked.start()
     rows = await asked.store.usage(asked.tenant, since=since, by=by)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))

@@ -20,6 +20,7 @@ from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, Proxy
 from proxy.monitor import shown
 from proxy.runtime import Runtime
 from proxy.store import Store
+from proxy.store.audit import REFUSED
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
 from proxy.stream import ClientGone, Headers, Receive, Send, read_body, unbuffered, while_connected
@@ -78,7 +79,7 @@ Zone = Literal["green", "yellow", "orange", "red", "critical"]
 Did = Literal["none", "evaluate", "evict_and_compress", "emergency_compaction", "cross_window_save"]
 ZONES: tuple[Zone, ...] = get_args(Zone)
 EMERGENCY = "emergency_compaction"
-ACTED = frozenset({"evict_and_compress", "cross_window_save"})
+ACTED = frozenset({"evict_and_compress", "cross_window_save", EMERGENCY})
 PREPARING = frozenset({"orange", "red", "critical"})
 
 
@@ -110,12 +111,13 @@ def decision_of(row: ExchangeRow) -> DecisionRecord:
 
 
 def _recommendation(row: ExchangeRow) -> str:
-    """What an operator might do: ``enlarge`` where only the last rungs helped or nothing did, ``enforce`` where what
-    was needed was only observed, ``prepare`` from orange on, ``watch`` in yellow, else ``none``."""
-    if row.action == EMERGENCY or row.zone == "critical":
+    """What an operator might do: ``enlarge`` where rungs were needed repeatedly or nothing helped, ``enforce`` where
+    what was needed was only observed; where nothing was done, ``prepare`` from orange on and ``watch`` in yellow;
+    else ``none``."""
+    if row.detail.get("too_small") or row.outcome == REFUSED:
         return "enlarge"
-    if row.observed and row.action in ACTED:
-        return "enforce"
+    if row.action in ACTED:
+        return "enforce" if row.observed else "none"
     if row.zone in PREPARING:
         return "prepare"
     return "watch" if row.zone == "yellow" else "none"
@@ -160,6 +162,7 @@ class Exchange(Shape):
     usage_prompt: Tokens | None
     usage_completion: Tokens | None
     usage_cached: Tokens | None
+    usage_estimated: Annotated[bool, Meta(description="the answer reports no usage: these are Weir's own counts")]
     overhead_ms: Annotated[float, Meta(ge=0)]
     duration_ms: Annotated[float, Meta(ge=0)]
     attempts: Count

@@ -132,6 +132,7 @@ ROUTES = (
     _R("POST", "keys", levers.create_key, takes=levers.NewKey, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/rotate", levers.rotate_key, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/limits", levers.limit_key, takes=levers.NewLimits, asker="operator"),
+    _R("POST", "keys/{key}/policy", levers.set_key_policy, takes=levers.NewKeyPolicy, asker="operator"),
     _R("DELETE", "keys/{key}", levers.revoke_key, asker="operator"),
     _R("GET", "audit", reports.audit, ("type", *_LIST)),
     _R("GET", "policies", levers.policies, _LIST),

@@ -364,7 +364,7 @@ def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> d
     """
     return {
         "policy": settings.name,
-        "action": decision.stage(red_at=settings.zones.red_at * base),
+        "action": decision.stage,
         "utilization_before": round(decision.before / base, 4),
         "utilization_after": round(decision.after / base, 4),
         "compression_strategy": decision.strategy,

@@ -51,7 +51,7 @@ MAX_TERM_LEN = 64  # characters of a word that is looked for: a text is compared
 
 _WORD = re.compile(r"\S+")
 _EDGES = "\"'`\u201c\u201d\u2018\u2019.,;:!?()[]{}<>*|-"
-_SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]{2,}")
+_SCRIPTS_WITHOUT_BLANKS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f]+")
 _SEGMENT = re.compile(rf"[^\n]{{1,{MAX_SEGMENT_LEN}}}(?:\n+|(?<=\s)|\Z)|[^\n]{{1,{MAX_SEGMENT_LEN}}}\n*|\n+")
 
 
@@ -76,11 +76,10 @@ class Passages(msgspec.Struct, frozen=True):
 def terms_of(query: str) -> tuple[Term, ...]:
     cleaned = (m.group().strip(_EDGES).removeprefix("#").casefold() for m in _WORD.finditer(query))
     words = list(dict.fromkeys(w[:MAX_TERM_LEN] for w in cleaned if w))
-    telling = [w for w in words if len(w) > 1 or w.isdigit() or not w.isascii()] or words
     found: list[Term] = []
-    for word in telling:
+    for word in words:
         runs = _SCRIPTS_WITHOUT_BLANKS.findall(word)
-        pairs = [run[i : i + 2] for run in runs for i in range(len(run) - 1)] if runs else [word]
+        pairs = [run[i : i + 2] for run in runs for i in range(max(1, len(run) - 1))] if runs else [word]
         weight = IDENTIFIER_WEIGHT if _is_identifier(word) else 1.0
         found += (Term(part, weight, _pattern(part)) for part in dict.fromkeys(pairs))
     return tuple([*found, *_numbered(words)][:MAX_TERMS])
@@ -101,8 +100,14 @@ def _is_identifier(word: str) -> bool:
 
 def _pattern(word: str) -> re.Pattern[str]:
     edge = r"(?<![^\W_])" if word[0].isalnum() and not _SCRIPTS_WITHOUT_BLANKS.match(word) else ""
-    end = r"(?![^\W_])" if word.isdigit() and len(word) <= MAX_NUMBER_LEN else ""  # 3 is not the beginning of 300
-    return re.compile(edge + re.escape(word) + end, re.IGNORECASE)
+    return re.compile(edge + re.escape(word) + _end_of(word), re.IGNORECASE)
+
+
+def _end_of(word: str) -> str:
+    """What may not follow: 3 is not the beginning of 300, and a letter alone none of a word."""
+    if word.isdigit():
+        return r"(?!\d)" if len(word) > MAX_NUMBER_LEN else r"(?![^\W_])"
+    return r"(?![^\W_])" if len(word) == 1 and word.isalnum() and not _SCRIPTS_WITHOUT_BLANKS.match(word) else ""
 
 
 def rank(terms: Sequence[Term], texts: Sequence[str]) -> list[Hit]:

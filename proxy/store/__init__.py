@@ -196,6 +196,7 @@ class Store:
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
     removed = reading(inspections.removed)
+    count_removed = reading(inspections.count_removed)
     evictions = reading(ledger.listed)
     count_evictions = reading(ledger.count_evictions)
 
@@ -216,7 +217,7 @@ class Store:
     add_key = writing(configuration.add_key)
     list_keys = reading(configuration.list_keys)
     revoke_key = writing(configuration.revoke_key)
-    limit_key = writing(configuration.limit_key)
+    change_key = writing(configuration.change_key)
     rotate_key = writing(configuration.rotate_key)
     enter_key = writing(key_use.enter, "enter_key")
     keep_key_use = writing(key_use.keep)
@@ -293,9 +294,10 @@ class Store:
             return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
 
     async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
+        """What requests took from the day (UTC) of ``since`` on, by key and ``by`` group; the most tokens first."""
         rows: list[UsageRow] = []
-        for start, end in await self._read(lambda tx: exchanges.slices(tx, since)):
-            rows += await self._read(partial(exchanges.used, tenant=tenant, since=start, until=end, by=by))
+        for day in await self._read(lambda tx: exchanges.days(tx, since)):
+            rows += await self._read(partial(exchanges.used, tenant=tenant, day=day, by=by))
         return exchanges.added_up(rows)
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
@@ -315,13 +317,16 @@ class Store:
             while gone := await self._write(partial(step, before=before)):
                 total += gone
                 await self._database.tend()
-        days_of = partial(maintenance.prune, key=usage_days.c.at, before=before)
-        for work in (days_of, partial(audit_.drop, before=before)):
-            while await self._write(work):
-                await self._database.tend()
+        while await self._write(partial(audit_.drop, before=before)):
+            await self._database.tend()
         if total:
             await self._shrink()
         return total
+
+    async def prune_usage(self, before: float) -> None:
+        """Delete for good what requests took on days that began before ``before``."""
+        while await self._write(partial(maintenance.prune, key=usage_days.c.at, before=before)):
+            await self._database.tend()
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.

@@ -74,11 +74,13 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
     return former
 
 
-def limit_key(tx: Transaction, name: str, limits: Mapping[str, float | None], at: float) -> bool:
-    changed = sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(**limits)
+def change_key(
+    tx: Transaction, name: str, values: Mapping[str, float | str | None], at: float, *, change: str = "limited"
+) -> bool:
+    changed = sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(**values)
     found = tx.execute(changed).rowcount == 1
     if found:
-        append(tx, [of_key(next(key for key in list_keys(tx) if key.name == name), at=at, change="limited")])
+        append(tx, [of_key(next(key for key in list_keys(tx) if key.name == name), at=at, change=change)])
     return found
 
 

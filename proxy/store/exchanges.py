@@ -20,6 +20,7 @@ from proxy.store import inspections
 from proxy.store.audit import REFUSED, append, of_exchange
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, touch_chains
 from proxy.store.memory import add_answers, add_provider_ids
+from proxy.store.packing import CONVERSATION
 from proxy.store.records import (
     DAY,
     AnswerRow,
@@ -30,15 +31,15 @@ from proxy.store.records import (
     RelayedRow,
     UsageRow,
 )
-from proxy.store.schema import alerts, branches, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import NO_CONVERSATION, alerts, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
     Columns,
     Place,
     Transaction,
+    Upsert,
     among,
     chunks,
     columns_of,
-    keep_first,
     larger,
     of,
     ordered,
@@ -51,8 +52,8 @@ from proxy.store.transaction import (
 )
 
 R = TypeVar("R")
+Stored = TypeVar("Stored", ExchangeRow, RelayedRow)
 By = Literal["model", "policy", "day", "conversation"]
-ENDS = (sa.func.min, sa.func.max)  # in one query SQLite reads the whole index for them
 ADDED = tuple(each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"})
 TOUCH_BRANCH = overwriting(
     branches,
@@ -63,9 +64,10 @@ TOUCH_BRANCH = overwriting(
     },
 )
 ADD = sa.insert(exchanges)
-ADD_RELAYED = keep_first(relayed)
+ADD_RELAYED = sa.insert(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 KNOWN = sa.select(exchanges.c.id).where(among(exchanges.c.id))
+KNOWN_RELAYED = sa.select(relayed.c.id).where(among(relayed.c.id))
 HOME = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
 TOUCH = overwriting(
     conversations,
@@ -98,8 +100,8 @@ def record(
     """
     add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     add_provider_ids(tx, [row for row in batch if isinstance(row, ProviderIdsRow)])
-    tx.many(ADD_RELAYED, [stored(relayed, row) for row in batch if isinstance(row, RelayedRow)])
-    rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)])
+    _add_relayed(tx, _new(tx, [row for row in batch if isinstance(row, RelayedRow)], known=KNOWN_RELAYED))
+    rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)], known=KNOWN)
     answered = {row.id for row in rows}
     arrive(tx, [row for row in batch if isinstance(row, Arrival) and row.id not in answered])
     if not rows:
@@ -137,51 +139,54 @@ def timeline(
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
 
 
-def slices(tx: Transaction, since: float) -> list[tuple[float, float]]:
-    """The time in days, as far as there are requests in it; the first one begins with the first of them."""
-    asked = (sa.select(end(t.c.at)).where(t.c.at >= since) for t in (exchanges, relayed) for end in ENDS)
-    ends = [end for query in asked if (end := tx.scalar(query)) is not None]
-    if not ends:
+def day_of(at: float) -> float:
+    """When the day (UTC) of a moment began."""
+    return DAY * math.floor(at / DAY)
+
+
+def days(tx: Transaction, since: float) -> list[float]:
+    """When each day (UTC) began from that of ``since`` on, as far as there is usage in them."""
+    ends = [tx.scalar(sa.select(end(usage_days.c.at))) for end in (sa.func.min, sa.func.max)]
+    if ends[0] is None or ends[1] is None:
         return []
-    first, last = min(ends), max(ends)
-    days = range(int(first // DAY) + 1, int(last // DAY) + 1)
-    return list(pairwise([first, *(DAY * day for day in days), math.inf]))
+    first = max(int(ends[0] // DAY), int(since // DAY))
+    return [DAY * number for number in range(first, int(ends[1] // DAY) + 1)]
 
 
-def used(tx: Transaction, tenant: str | None, *, since: float, until: float, by: By | None) -> list[UsageRow]:
-    """What the requests of a time took, of a tenant or with None of each.
+def used(tx: Transaction, tenant: str | None, *, day: float, by: By | None) -> list[UsageRow]:
+    """What the requests of a day took, of a tenant or with None of each.
 
-    A conversation that was deleted, and what is older than the store's retention, is not counted any more. Tokens are
-    those of requests that were answered with a status below 400; of what was only relayed those that were reported.
-    A time that begins with a day is that day.
+    A conversation that was deleted is counted as before, without a name. Tokens are those of requests that were
+    answered with a status below 400; of what was only relayed those that were reported.
     """
-    given = {"since": since, "until": until, "of_tenant": tenant}
-    rows: list[UsageRow] = []
-    for table in (exchanges if since % DAY else usage_days, relayed):
-        query = _usage_query(table, by, dialect=tx.dialect, is_of_one=tenant is not None)
-        found = tx.execute(query, given).all()
-        days = (UsageRow(owner, _day(number), *figures) for owner, number, *figures in found)
-        rows += days if by == "day" else starmap(UsageRow, found)
-    return rows
+    found = tx.execute(_usage_query(by, is_of_one=tenant is not None), {"day": day, "of_tenant": tenant}).all()
+    if by == "day":
+        return [UsageRow(owner, _day(int(day // DAY)), *figures) for owner, _, *figures in found]
+    return [*starmap(UsageRow, found)]
 
 
 @cache  # building a query takes longer than the database needs for a day of it
-def _usage_query(table: sa.Table, by: By | None, *, dialect: str, is_of_one: bool) -> sa.Select[Any]:
-    part = _part(by, dialect, table)
+def _usage_query(by: By | None, *, is_of_one: bool) -> sa.Select[Any]:
+    part = None if by is None or by == "day" else usage_days.c[by]
     shown = (sa.null() if part is None else part).label("part")
-    query = sa.select(table.c.tenant, shown, *_numbers(UsageRow, _sums(table)))
-    is_whole = table.c.at == sa.bindparam("since")  # a day's rows stand in their index as they are grouped
-    is_part = sa.and_(table.c.at >= sa.bindparam("since"), table.c.at < sa.bindparam("until"))
-    query = query.where(is_whole if table is usage_days else is_part)
+    query = sa.select(usage_days.c.tenant, shown, *_numbers(UsageRow, _sums(usage_days)))
+    query = query.where(usage_days.c.at == sa.bindparam("day"))
     if is_of_one:
-        query = query.where(of(table, "tenant"))
-    query = query.group_by(*([table.c.tenant] if part is None else [table.c.tenant, part]))
-    if by == "conversation" and table is not relayed:  # the name of each is looked up once, not for each request
+        query = query.where(of(usage_days, "tenant"))
+    query = query.group_by(*([usage_days.c.tenant] if part is None else [usage_days.c.tenant, part]))
+    if by == "conversation":  # the name of each is looked up once, not for each request
         each = query.subquery()
         mine = sa.and_(conversations.c.tenant == each.c.tenant, conversations.c.id == each.c.part)
         columns = [conversations.c.name.label("part") if c.name == "part" else c for c in each.c]
-        query = sa.select(*columns).join(conversations, mine)
+        query = sa.select(*columns).outerjoin_from(each, conversations, mine)
     return query
+
+
+def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
+    """Let what a conversation took go on without it: it is about to be deleted."""
+    given = {"of_tenant": tenant, "of_conversation": conversation}
+    tx.execute(ADD_UP_WITHOUT[tx.dialect], given)
+    tx.execute(FORGET_WHOSE, given)
 
 
 def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
@@ -197,10 +202,16 @@ def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
     return sorted(sums.values(), key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
 
 
-def _new(tx: Transaction, rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
+def _new(tx: Transaction, rows: Sequence[Stored], *, known: sa.Select[Any]) -> list[Stored]:
     unique = {(row.tenant, row.id): row for row in rows}
-    known = {(tenant, its) for tenant, (its,) in tx.ask_each(KNOWN, unique)}
-    return [row for key, row in unique.items() if key not in known]
+    there = {(tenant, its) for tenant, (its,) in tx.ask_each(known, unique)}
+    return [row for key, row in unique.items() if key not in there]
+
+
+def _add_relayed(tx: Transaction, rows: Sequence[RelayedRow]) -> None:
+    if rows:
+        tx.many(ADD_RELAYED, [stored(relayed, row) for row in rows])
+        tx.ask_each(ADD_RELAYED_TO_DAYS, ((row.tenant, row.id) for row in rows))
 
 
 def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
@@ -276,17 +287,10 @@ def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
         "summarizer_cost": total(exchanges.c.summaries_cost) if is_managed else nothing,
         "requests": sa.func.count(),
         "priced": sa.func.count(table.c.cost),
+        "estimated": total(sa.case((exchanges.c.usage_estimated, 1), else_=0)) if is_managed else nothing,
         "first": sa.func.min(table.c.at),
         "last": sa.func.max(table.c.at),
     }
-
-
-def _part(by: By | None, dialect: str, table: sa.Table) -> sa.ColumnElement[Any] | None:
-    if by is None or (by == "conversation" and table is relayed):
-        return None
-    if by == "conversation":
-        return table.c.conversation
-    return _step_of(table.c.at, DAY, dialect) if by == "day" else table.c[by]
 
 
 def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnElement[int]:
@@ -295,28 +299,47 @@ def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnEle
     return sa.cast(steps if dialect == "sqlite" else sa.func.floor(steps), sa.BigInteger)
 
 
-def add_up_days(connection: sa.Connection) -> None:
-    """Fill ``usage_days``, which has to be empty, from all requests that there are."""
-    taken = _taken_in_days(connection.dialect.name).join(conversations, HOME)
-    connection.execute(sa.insert(usage_days).from_select(list(usage_days.c.keys()), taken))
+def add_up_days(connection: sa.Connection, table: sa.Table) -> None:
+    """Add to ``usage_days``, which has to have none of them, all requests that there are in a table."""
+    taken = _taken_in_days(connection.dialect.name, table)
+    if table is exchanges:
+        taken = taken.join(conversations, HOME)
+    connection.execute(_adding(lambda _: taken)[connection.dialect.name])
 
 
-def _taken_in_days(dialect: str) -> sa.Select[Any]:
-    x, day = exchanges.c, DAY * _step_of(exchanges.c.at, DAY, dialect)
-    sums = _numbers(UsageRow, _sums(exchanges))
-    query = sa.select(x.tenant, x.conversation, day.label("at"), x.model, x.policy, *sums)
-    return query.group_by(x.tenant, x.conversation, day, x.model, x.policy)
+def _taken_in_days(dialect: str, table: sa.Table) -> sa.Select[Any]:
+    x = table.c
+    day = DAY * _step_of(x.at, DAY, dialect)
+    home = x.conversation if table is exchanges else sa.literal(NO_CONVERSATION, CONVERSATION)
+    sums = _numbers(UsageRow, _sums(table))
+    query = sa.select(x.tenant, home.label("conversation"), day.label("at"), x.model, x.policy, *sums)
+    return query.group_by(x.tenant, home, day, x.model, x.policy)
 
 
-ADD_TO_DAYS = overwriting(
-    usage_days,
-    lambda new, old: {
-        **{name: old[name] + new[name] for name in ADDED},
-        "first": sa.case((new.first < old.first, new.first), else_=old.first),
-        "last": larger(new.last, old.last),
-    },
-    lambda dialect: _taken_in_days(dialect).where(among(exchanges.c.id)),
-)
+def _without_conversation(_: str) -> sa.Select[Any]:
+    d = usage_days.c
+    sums = _numbers(UsageRow, _sums(usage_days))
+    home = sa.literal(NO_CONVERSATION, CONVERSATION).label("conversation")
+    query = sa.select(d.tenant, home, d.at, d.model, d.policy, *sums)
+    return query.where(of(usage_days, "tenant", "conversation")).group_by(d.tenant, d.at, d.model, d.policy)
+
+
+def _adding(taken: Callable[[str], Any]) -> Upsert:
+    return overwriting(
+        usage_days,
+        lambda new, old: {
+            **{name: old[name] + new[name] for name in ADDED},
+            "first": sa.case((new.first < old.first, new.first), else_=old.first),
+            "last": larger(new.last, old.last),
+        },
+        taken,
+    )
+
+
+ADD_TO_DAYS = _adding(lambda dialect: _taken_in_days(dialect, exchanges).where(among(exchanges.c.id)))
+ADD_RELAYED_TO_DAYS = _adding(lambda dialect: _taken_in_days(dialect, relayed).where(among(relayed.c.id)))
+ADD_UP_WITHOUT = _adding(_without_conversation)
+FORGET_WHOSE = sa.delete(usage_days).where(of(usage_days, "tenant", "conversation"))
 
 
 def _day(number: int) -> str:
@@ -382,6 +405,7 @@ class Figures(msgspec.Struct, frozen=True):
     cached: int
     completion: int
     priced: int
+    estimated: int
     cost: float
     cost_saved: float
     overhead_ms: float
@@ -412,9 +436,13 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
 
 
 def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
-    x, days, morrow = exchanges.c, usage_days.c, DAY * (since // DAY + 1)
+    x = exchanges.c
+    d = usage_days.c
+    morrow = DAY * (since // DAY + 1)
     begun = sa.select(x.tenant, x.conversation, x.cost).where(x.at >= since, x.at < morrow, owned(exchanges, tenant))
-    whole = sa.select(days.tenant, days.conversation, days.cost).where(days.at >= morrow, owned(usage_days, tenant))
+    whole = sa.select(d.tenant, d.conversation, d.cost).where(
+        d.at >= morrow, d.conversation != NO_CONVERSATION, owned(usage_days, tenant)
+    )
     each = sa.union_all(begun, whole).subquery().c
     cost = total(each.cost)
     query = sa.select(each.tenant, each.conversation, cost).group_by(each.tenant, each.conversation)

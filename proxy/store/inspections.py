@@ -389,14 +389,7 @@ def removed(
     tx: Transaction, conversation: ConversationRow, *, after: str | None = None, limit: int = 500
 ) -> list[RemovedRow]:
     """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none of their refs."""
-    branch = newest_branch(tx, conversation)
-    if branch is None:
-        return []
-    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
-    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
-    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
+    gone = _gone(tx, conversation)
     # By batch, then by place: the clock may have been wrong.
     rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
     if after is not None:
@@ -410,6 +403,24 @@ def removed(
         query = sa.select(originals).where(owned(originals, conversation.tenant, ref=refs))
         known_originals |= {row.ref: row for row in tx.execute(query)}
     return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
+
+
+def count_removed(tx: Transaction, conversation: ConversationRow) -> int:
+    """How many messages are out of the newest branch's window."""
+    return len(_gone(tx, conversation))
+
+
+def _gone(tx: Transaction, conversation: ConversationRow) -> dict[str, tuple[RemovedRow, int]]:
+    """What is out of the newest branch's window by its ref, with its place in its batch."""
+    branch = newest_branch(tx, conversation)
+    if branch is None:
+        return {}
+    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
+    pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
+    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
+    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
+        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
+    return gone
 
 
 def _edited(

@@ -13,6 +13,7 @@ from proxy.store import inspections, memory
 from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
+from proxy.store.exchanges import keep_usage
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -168,6 +169,7 @@ def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reaso
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
         refs = held(tx, tenant, conversation)
+        keep_usage(tx, tenant, conversation)
         is_there = tx.execute(sa.delete(conversations).where(owned(conversations, tenant, id=conversation))).rowcount
         tx.execute(sa.delete(answers).where(owned(answers, tenant, conversation=conversation)))
         drop_unheld(tx, tenant, refs)

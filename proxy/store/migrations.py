@@ -32,6 +32,7 @@ from proxy.store.schema import (
     limits,
     meta,
     provider_ids,
+    relayed,
     usage_days,
 )
 from proxy.store.transaction import of, recorded
@@ -98,9 +99,29 @@ def frame_originals(connection: sa.Connection, op: Operations) -> None:
         connection.execute(sa.update(meta).where(meta.c.name == "indexed").values(number=0))
 
 
-def add_usage_days(connection: sa.Connection, _: Operations) -> None:
-    usage_days.create(connection)
-    add_up_days(connection)
+def await_usage_days(_: sa.Connection, __: Operations) -> None:
+    """Do nothing: what came with this revision is made anew by ``keep_usage_apart``, which adds up what there is."""
+
+
+def keep_usage_apart(connection: sa.Connection, op: Operations) -> None:
+    """Usage no longer goes with its conversation, and has what was only relayed in it."""
+    added = sa.Column("usage_estimated", sa.Boolean, nullable=False, server_default=sa.false())
+    op.add_column("exchanges", added)
+    if not sa.inspect(connection).has_table("usage_days"):
+        usage_days.create(connection)
+        add_up_days(connection, exchanges)
+    else:
+        op.rename_table("usage_days", "usage_days_before")
+        op.drop_index("usage_days_at", "usage_days_before")
+        if connection.dialect.name == "postgresql":  # an index keeps its name when its table does not
+            op.execute("ALTER INDEX usage_days_pkey RENAME TO usage_days_before_pkey")
+        usage_days.create(connection)
+        names = [column.name for column in usage_days.c if column.name != "estimated"]
+        before = sa.table("usage_days_before", *(sa.column(name, usage_days.c[name].type) for name in names))
+        taken = sa.select(*before.c, sa.literal(0))
+        connection.execute(sa.insert(usage_days).from_select([*names, "estimated"], taken))
+        op.drop_table("usage_days_before")
+    add_up_days(connection, relayed)
 
 
 def add_provider_ids(connection: sa.Connection, _: Operations) -> None:
@@ -181,11 +202,12 @@ STEPS: Mapping[str, Callable[[sa.Connection, Operations], None]] = {
     "0016": add_answers,
     "0017": limit_keys,
     "0018": frame_originals,
-    "0019": add_usage_days,
+    "0019": await_usage_days,
     "0020": add_provider_ids,
     "0021": forget_rounds,
     "0022": hash_anew,
     "0023": limit_kinds,
     "0024": add_key_use,
+    "0025": keep_usage_apart,
     "0026": add_windows,
 }

@@ -236,6 +236,7 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
         pressure: forwarded tokens over the policy's base, ``pressure_before`` those of the client's array.
         action: the stage of management in a word: none, evaluate, evict_and_compress, emergency_compaction or
             cross_window_save.
+        usage_estimated: the upstream reported no usage, and the tokens are Weir's own counts.
         actions: what was done by kind, as ``x-weir-actions`` says it.
         evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote its history.
         velocity: tokens by which the conversation grows with each request, ``turns_until_red`` requests until red.
@@ -271,6 +272,7 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
     usage_prompt: int | None = None
     usage_completion: int | None = None
     usage_cached: int | None = None
+    usage_estimated: bool = False
     overhead_ms: float = 0.0
     duration_ms: float = 0.0
     attempts: int = 1
@@ -351,7 +353,8 @@ class UsageRow(msgspec.Struct, frozen=True):
     Attributes:
         requests: all of them, ``failed`` those that had no good answer.
         tokens_before: of the answered ones as they came, ``tokens_after`` as they were forwarded.
-        prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion`` those of answers.
+        prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion`` those of answers;
+            of ``estimated`` requests, whose answers report none, Weir's own counts.
         cost: US dollars at list prices of the ``priced`` requests, ``cost_saved`` what the clients' own arrays would
             have cost beyond that.
         summarizer_tokens: of summaries' prompts and answers, ``summarizer_cost`` their US dollars.
@@ -367,6 +370,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     cached: int
     completion: int
     priced: int
+    estimated: int
     cost: float
     cost_saved: float
     summarizer_tokens: int

@@ -23,7 +23,7 @@ from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
 from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0024", "0026")
+REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0024", "0025", "0026")
 HEAD = REVISIONS[-1]
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -47,6 +47,8 @@ BY_NAME |= dict.fromkeys(
     ),
     sa.Integer(),
 )
+NO_CONVERSATION = ""
+"""Of usage: what belongs to no conversation, or to one that was deleted."""
 RENAMED = {"limit": "token_limit"}
 """Fields whose column is called otherwise: the word is SQL's."""
 
@@ -238,9 +240,9 @@ usage_days = _table(
     _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PLAIN, policy=sa.Text),
     _fields(records.UsageRow, without="tenant group"),
     [sa.Index("usage_days_at", "at")],
-    within=conversations,
     sqlite_with_rowid=False,
 )
+"""The bill, which outlives conversations: when one is deleted, its rows go on under ``NO_CONVERSATION``."""
 
 inspected = _table(
     "inspected",

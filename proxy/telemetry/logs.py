@@ -106,8 +106,9 @@ _IDS: Final = ("request", "conversation", "trace")
 class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one request is logged with: tokens, identifiers and outcome, never content.
 
-    ``usable`` is W - R - H in tokens, ``scanned`` and ``prunable`` are the tokens that a prune looked at and
-    could take, ``removed`` the messages it took. Fields that are None are left out.
+    ``usable`` is W - R - H in tokens, of which both numbers of tokens are shown as percent; the zone is of what was
+    forwarded. ``scanned`` and ``prunable`` are the tokens that a prune looked at and could take, ``removed`` the
+    messages it took. Fields that are None are left out.
     """
 
     request: str
@@ -133,22 +134,24 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     ending: str | None = None
     error: str | None = None
 
-    @property
-    def percent(self) -> float:
+    def _share(self, tokens: int) -> float:
+        """Percent of what is usable, the base of the zone."""
         if self.usable <= 0:
-            return 100.0 if self.tokens_before else 0.0
-        return round(100 * self.tokens_before / self.usable, 1)
+            return 100.0 if tokens else 0.0
+        return round(100 * tokens / self.usable, 1)
 
     def text(self) -> str:
-        parts = [f"ctx tokens={self.tokens_before} used={self.percent:.1f}% usable={self.usable} zone={self.zone}"]
+        before = self.tokens_before
+        after = self.tokens_after
+        received = f"received={before} received_pct={self._share(before):.1f}"
+        forwarded = f"forwarded={after} forwarded_pct={self._share(after):.1f}"
+        parts = [f"ctx {received} {forwarded} usable={self.usable} zone={self.zone}"]
         if self.overflow:
             parts.append("overflow=yes")
         if self.scanned is not None:
             parts.append(f"scan={self.scanned}/{self.prunable or 0}")
         if self.removed is not None:
             parts.append(f"removed={self.removed}")
-        if self.tokens_after != self.tokens_before:
-            parts.append(f"sufficient={self.tokens_before}->{self.tokens_after}")
         told = [(name, value) for name, value in zip(_TAIL, _TAIL_OF(self), strict=True) if value is not None]
         words = [value for _, value in told if isinstance(value, str)]
         plain = (int, str) if all(words) and _BARE.fullmatch("".join(words)) else int
@@ -157,7 +160,8 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self) -> dict[str, object]:
         known = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        return {**known, "used_pct": self.percent}
+        shares = {"received_pct": self._share(self.tokens_before), "forwarded_pct": self._share(self.tokens_after)}
+        return known | shares
 
 
 class AlertLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,6 +114,12 @@ PREFIX_CHANGED: Final = "weir.prefix_changed"
 CACHE_COLD: Final = "weir.cache.cold"
 CACHE_HIT_RATIO: Final = "weir.cache.hit_ratio"
 LAYER: Final = "weir.layer"
+LAYER_TRIGGER: Final = "weir.layer.trigger"
+LAYER_SCORER: Final = "weir.layer.scorer"
+LAYER_RUNG: Final = "weir.layer.rung"
+BUCKET: Final = "weir.bucket"
+BUCKET_CAP: Final = "weir.bucket.cap"
+BUCKET_USED: Final = "weir.bucket.used"
 UNITS: Final = "weir.units"
 REF: Final = "weir.ref"
 BEFORE: Final = "weir.tokens.before"
@@ -179,7 +185,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
     "limit": LIMIT,
     "baseline": "weir.velocity.baseline",
     "version": "weir.checkpoint.version",
-    "component": "weir.bucket",
+    "component": BUCKET,
     "soft": "weir.tokens.soft_limit",
     "policy": POLICY,
     "old_window": "weir.window.old",

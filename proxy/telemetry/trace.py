@@ -127,10 +127,22 @@ class Span:
     # A plan
 
     def layer(
-        self, name: str, *, before: int, after: int, units: int, ref: str | None = None, reason: str = ""
+        self,
+        name: str,
+        *,
+        before: int,
+        after: int,
+        units: int,
+        ref: str | None = None,
+        reason: str = "",
+        trigger: int | None = None,
+        scorer: str | None = None,
+        rung: bool = False,
     ) -> None:
         """A layer that ran: tokens before and after, units changed, and the ``reason`` why it did less than asked.
 
+        ``trigger`` is the most tokens in its scope at which it is not due, 0 for one that always is, None of a
+        ``rung``.
         To be told in the order in which they ran; each begins a little after the one before it: viewers keep the order.
         What was done meanwhile is below it.
         """
@@ -143,6 +155,9 @@ class Span:
         child.attributes |= {names.LAYER: name, names.BEFORE: before, names.AFTER: after, names.UNITS: units}
         child.set(names.REF, ref)
         child.set(names.REASON, clean(reason) if reason else None)
+        child.set(names.LAYER_TRIGGER, trigger)
+        child.set(names.LAYER_SCORER, scorer and clean(scorer))
+        child.set(names.LAYER_RUNG, rung or None)
         child.close(ended or None)
 
     def decide(
@@ -180,6 +195,10 @@ class Span:
         if evicted or strategy:
             root.attributes |= {names.STRATEGY: clean(strategy), names.EVICTED: evicted}
         root.set(names.BEFORE_PERCENT, None if reading is None else round(100 * before / base, 1))
+
+    def refused_by(self, bucket: str, *, used: int, cap: int) -> None:
+        """The bucket that a request was refused for: its tokens, and the most that it may hold."""
+        self.attributes |= {names.BUCKET: clean(bucket), names.BUCKET_USED: used, names.BUCKET_CAP: cap}
 
     def buckets(self, tokens: Mapping[str, int]) -> None:
         self.attributes[names.BUCKETS] = tuple(f"{name}={count}" for name, count in tokens.items() if count)
@@ -323,12 +342,19 @@ class ExchangeTrace:
         return [s for s in self._children if s.parent is parent and started <= s.started and 0 < s.ended <= ended]
 
     def identify(
-        self, *, conversation: str | None, tenant: str | None, policy: str, model: str, derived: bool = False
+        self,
+        *,
+        conversation: str | None,
+        tenant: str | None,
+        policy: str,
+        model: str,
+        derived: bool = False,
+        key: str | None = None,
     ) -> None:
         """Who this is, None where that is not known: on every span the conversation, on the root the rest.
 
         The conversation is ``session.id`` too, unless the client's baggage named another and may be read. ``tenant``
-        is the hash, never the key; ``derived`` marks a conversation that no client named.
+        is the hash, never the key, ``key`` the key's name; ``derived`` marks a conversation that no client named.
         """
         if conversation is not None:
             name = session_id(conversation)
@@ -337,6 +363,7 @@ class ExchangeTrace:
             self._identity[names.DERIVED] = True
         note = self.root.set
         note(names.TENANT, tenant and clean(tenant))
+        note(names.KEY_NAME, key and clean(key))
         note(names.POLICY, clean(policy))
         note(names.MODEL, clean(model) or None)  # a span with gen_ai.request.model is a generation to viewers
 
@@ -501,7 +528,8 @@ class NullSpan:
     recorded: Final = False
     captures: Final = False
     started: Final = 0
-    layer = decide = clamp = buckets = usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
+    layer = decide = clamp = buckets = refused_by = _ignore
+    usage = told = fail = first_chunk = arrived = answered = failed = close = _ignore
     asked = said = said_whole = begin = resume = lap = _ignore
 
     def now(self) -> int:

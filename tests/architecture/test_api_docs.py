@@ -92,7 +92,7 @@ EXCHANGE = ExchangeRow(
     length=1, status=200, outcome="ok", tokens_before=1, tokens_after=1, limit=1, pressure=0.1, zone="green", actions="none",
 )  # fmt: skip
 USAGE = UsageRow(
-    tenant="t", group="m", requests=1, failed=0, tokens_before=2, tokens_after=1, prompt=1, cached=0, completion=1, priced=1,
+    tenant="t", group="m", requests=1, failed=0, tokens_before=2, tokens_after=1, prompt=1, cached=0, completion=1, priced=1, estimated=0,
     cost=0.1, cost_saved=0.1, summarizer_tokens=0, summarizer_cost=0.0, first=0.0, last=0.0,
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -197,19 +196,25 @@ def due(metrics: Sequence[Metrics], rules: Mapping[str, float], *, manages: bool
         "spike": 3.0, "spike_share": 0.05, **rules,
     }  # fmt: skip
     ratios: list[float] = []
+    compactions: list[int] = []
+    left = 0.0
     baseline: float | None = None
     held: dict[str, list[bool]] = {kind: [] for kind in KINDS}
     for number, now in enumerate(metrics):
         newest = metrics[: number + 1]
-        last3, last5, last20 = newest[-3:], newest[-5:], newest[-20:]
+        last3, last5 = newest[-3:], newest[-5:]
         ratios += now.ratios
         counts = [each.evicted for each in last5]
         held["utilization"].append(len(last3) == 3 and all(m.utilization > at["utilization"] for m in last3))
         sustained = len(counts) == 5 and sum(counts) / 5 > at["eviction"] and sum(counts) - max(counts) > at["eviction"]
         held["eviction_rate"].append(sustained)
         held["compression_ratio"].append(len(ratios) >= 3 and max(ratios[-3:]) < at["ratio"])
-        held["tool_bloat"].append(now.utilization >= 0.5 and now.bloat > at["bloat"])
-        held["thrash"].append(sum(m.compacted for m in last20) >= at["thrash"])
+        held["tool_bloat"].append(not manages and now.utilization >= 0.5 and now.bloat > at["bloat"])
+        if now.compacted:
+            before = metrics[number - 1].utilization + (now.growth or 0) / at["base"]
+            compactions += [number] * (before - left < 0.15)
+            left = now.utilization
+        held["thrash"].append(sum(each > number - 20 for each in compactions) >= at["thrash"])
         held["loop"].append(now.repeats >= at["loop"])
         held["overflow"].append(not manages and now.left is not None and now.left <= at["left"])
         spiked = now.growth is not None and baseline is not None and now.growth > at["spike"] * baseline
@@ -219,7 +224,23 @@ def due(metrics: Sequence[Metrics], rules: Mapping[str, float], *, manages: bool
     return held
 
 
-def episodes_in(held: Sequence[bool]) -> list[tuple[int, int | None]]:
-    """Where a rule begins to hold, and where it ceases to."""
-    edges = [n for n, (old, new) in enumerate(pairwise([False, *held])) if old != new]
-    return [(edges[n], edges[n + 1] if n + 1 < len(edges) else None) for n in range(0, len(edges), 2)]
+EASED = {"utilization": 0.9, "eviction": 0.9, "bloat": 0.9, "ratio": 1.1, "left": 1.1}
+"""By how much of its limit a rule goes on to hold."""
+
+
+def eased(rules: Mapping[str, float]) -> dict[str, float]:
+    """The thresholds below which what holds ceases to."""
+    at = {"utilization": 0.90, "eviction": 5.0, "ratio": 2.0, "bloat": 0.30, "left": 2.0, **rules}
+    return {name: value * EASED.get(name, 1.0) for name, value in at.items()}
+
+
+def episodes_in(begins: Sequence[bool], lasts: Sequence[bool], *, again_after: int) -> list[tuple[int, int | None]]:
+    """Where a rule begins to hold, so many requests after it ceased to at the soonest, and where it ceases to."""
+    found: list[tuple[int, int | None]] = []
+    for number, (may_begin, goes_on) in enumerate(zip(begins, lasts, strict=True)):
+        is_open = bool(found) and found[-1][1] is None
+        if is_open and not goes_on:
+            found[-1] = (found[-1][0], number)
+        elif not is_open and may_begin and (not found or number >= (found[-1][1] or 0) + again_after):
+            found.append((number, None))
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import openai
 import pytest
 
@@ -314,3 +315,19 @@ def test_a_key_may_have_more_or_fewer_requests_open_than_others() -> None:
         other = Caller(tenant="b")
         with admission.enter(other), admission.enter(other), pytest.raises(RateLimited, match="concurrency_per_key"):
             admission.enter(other)
+
+
+async def test_what_a_key_may_not_ask_for_counts_for_nothing_within_its_minute(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        yaml = (
+            f"upstreams: {{main: {{base_url: '{simulator.base_url}', api_key: sk-1}}}}\nauth: {{mode: keys}}\n"
+            "keys: [{name: slow, secret: sk-of-the-slow, models: [sim], requests_per_minute: 1}]\n"
+        )
+        headers = {"authorization": "Bearer sk-of-the-slow"}
+        async with weir("", yaml=yaml, folder=tmp_path) as target, httpx.AsyncClient(headers=headers) as http:
+            statuses = []
+            for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+                for model in ("gpt-5", "sim"):
+                    body = {"model": model, "messages": opening(), "input": "Hello.", "max_tokens": 16}
+                    statuses.append((await http.post(f"{target.root}{path}", json=body)).status_code)
+    assert statuses == [403, 200, 429, 429, 429, 429]

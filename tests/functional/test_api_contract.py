@@ -286,6 +286,7 @@ async def test_the_timeline_says_what_was_done_and_which_layers_did_it(api: Api)
 async def test_the_report_holds_every_bucket_against_its_cap(api: Api) -> None:
     chat = talk(api, "capped", "capped", 6)
     chat.grow(1, kind="agent")
+    urgent = set[str]()
     before = set()
     for _ in range(5):
         await chat.agent(1)
@@ -304,8 +305,16 @@ async def test_the_report_holds_every_bucket_against_its_cap(api: Api) -> None:
             assert line["soft_exceeded"] == (line["used"] >= 0.8 * line["limit"])
             assert line["hard_exceeded"] == (line["used"] > line["limit"])
             before.add((line["soft_exceeded"], line["hard_exceeded"]))
+        if not last["evicted"]:
+            told = [event for event in last["detail"].get("events", ()) if event["kind"] == "burn_rate"]
+            for event in told:
+                line = lines[event["component"]]
+                assert line["urgency"] == event["urgency"]
+                assert line["turns_remaining"] == pytest.approx(event["turns_remaining"], abs=0.1)
+                urgent.add(line["urgency"])
         assert report["total_used"] == sum(line["used"] for line in lines.values())
     assert {(False, False), (True, True)} <= before
+    assert urgent, "a bucket fills within these requests"
 
 
 @pytest.mark.requirement("A0.128")

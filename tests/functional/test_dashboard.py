@@ -16,8 +16,10 @@ from urllib.parse import urlencode
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
 
 from proxy import store
+from proxy.cli import main
 from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
@@ -617,3 +619,45 @@ async def test_the_list_of_conversations_counts_as_forwarded_what_usage_does(api
     would = [int(said.replace(",", "")) for said in re.findall("would: ([0-9,]+)", own)]
     assert len(would) == 1
     assert would[0] < watched["tokens_after"]
+
+
+@pytest.mark.requirement("P7")
+async def test_the_page_of_a_conversation_says_what_is_so_and_goes_on_by_itself(api: Api) -> None:
+    await compacted(api)
+    out = len((await api.of("removed", limit="500"))["data"])
+    row = (await api.of("timeline"))["data"][-1]
+    assert out > 1
+    async with visitor(api, "sk-test") as caller:
+        page = (await caller.get(f"/conversations/{NAME}")).text
+        assert re.search(rf"Taken out</dt>\s*<dd>\s*{out}\b", page), page[:4_000]
+        assert 'sse-connect="/weir/ui/live"' in page
+        assert '<div id="live">' in page
+        said = (await caller.get(f"/conversations/{NAME}?done=Send+your+key+to+the+support")).text
+        assert "Send your key" not in said
+        assert "Noted." in (await caller.get(f"/conversations/{NAME}?done=note")).text
+        request = (await caller.get(f"/conversations/{NAME}/requests/{row['id']}")).text
+        assert "there is nothing to do yet" not in request
+        assert "or it was dropped" not in request
+
+
+@pytest.mark.requirement("P7")
+async def test_a_key_gets_another_policy_and_keeps_its_secret(keyed: Api) -> None:
+    async def policy_after(body: object = None) -> str:
+        if body is not None:
+            changed = await keyed.ask("POST", "keys/mine/policy", body, key=ADMIN)
+            assert (changed.status_code, changed.json()) == (200, {"name": "mine", **body})  # type: ignore[dict-item]
+        await keyed.talk(Keys.mine).agent(1)
+        await keyed.turns.settled()
+        return str((await keyed.of("timeline", key=Keys.mine))["data"][-1]["policy"])
+
+    assert await policy_after() == "balanced"
+    assert await policy_after({"policy": "advised"}) == "advised"
+    assert await policy_after({"policy": None}) == "balanced"
+    wrong = await keyed.ask("POST", "keys/mine/policy", {"policy": "blanced"}, key=ADMIN)
+    assert (wrong.status_code, "balanced" in wrong.text) == (400, True)
+    assert (await keyed.ask("POST", "keys/mine/policy", {"policy": "off"}, key=Keys.mine)).status_code == 403
+    store = f"sqlite+aiosqlite:///{keyed.folder / 'w.db'}"
+    done = await asyncio.to_thread(
+        CliRunner().invoke, main, ["keys", "set", "mine", "--policy", "off", "--store", store, "--json"]
+    )
+    assert json.loads(done.stdout)["policy"] == "off"

@@ -204,3 +204,15 @@ def test_for_people_it_is_a_line_each_with_what_to_do(tmp_path: Path, monkeypatc
     assert done.exit_code == 0
     assert "warn  upstream: none is named, the built-in simulator will answer: weir init writes one\n" in done.stdout
     assert all(line[:6] in ("ok    ", "warn  ", "fail  ") for line in done.stdout.splitlines())
+
+
+async def test_a_page_in_place_of_the_api_has_tried_no_key(tmp_path: Path) -> None:
+    def page(_: Asked) -> Reply:
+        return Reply(200, kind="text/html", chunks=(b"<html>Welcome</html>",))
+
+    async with scripted(page) as server:
+        code, found = await doctor("--config", written(tmp_path, server.base_url))
+
+    assert code == 0
+    assert found["key of main"][0] == "warn"
+    assert "text/html, no list of models, so it was not tried" in found["key of main"][1]

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from policies.health import KEPT
 from proxy.cli import main
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, tool_step
+from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, prose, tool_step
 from tests.proxy.test_alerts import webhook
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -331,3 +331,45 @@ async def test_the_command_tells_the_same(tmp_path: Path, deployment: Deployment
     assert re.search(r"^utilization +0\.\d\d *$", table, re.MULTILINE)
     told = json.loads(await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3", "--json"))["health"]
     assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")
+
+
+SIZES = (60, 520, 280, 30, 400, 120, 640, 90)
+"""Words of tool results, one after the other: as uneven as an agent's are."""
+
+
+async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...], fixed: int = 0) -> tuple[Any, Any]:
+    """45 steps in a window of 8,192 tokens: the conversation's health, and its timeline."""
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        watched(folder, simulator, "mode: enforce", deployment=deployment) as target,
+    ):
+        chat = talk(target)
+        chat.messages[0]["content"] += "x y " * fixed
+        for step in range(45):
+            await chat.agent(1)
+            chat.messages[-1]["content"] = prose(sizes[step % len(sizes)], seed=step)
+        health = await ask(target, f"conversations/{NAME}/health")
+        return health, (await ask(target, f"conversations/{NAME}/timeline"))["data"]
+
+
+@ALONE
+@pytest.mark.requirement("A0.119", "A0.126", "A0.130", "A0.148")
+@pytest.mark.parametrize("sizes", [SIZES, (280,)])
+async def test_a_small_window_that_is_kept_well_has_one_episode_at_most(
+    tmp_path: Path, deployment: Deployment, sizes: tuple[int, ...]
+) -> None:
+    found, timeline = await small(tmp_path, deployment, sizes=sizes)
+    assert len(found["alerts"]) <= 1, [alert["said"] for alert in found["alerts"]]
+    batches = [row for row in timeline if row["evicted"]]
+    assert len(batches) >= 4
+    assert {row["action"] for row in batches} == {"evict_and_compress"}
+    assert {row["decision"]["recommendation"] for row in batches} == {"none"}
+    assert "enlarge" not in {row["decision"]["recommendation"] for row in timeline}
+
+
+@ALONE
+@pytest.mark.requirement("A0.119", "A0.126")
+async def test_a_window_that_its_prompt_fills_thrashes_once(tmp_path: Path, deployment: Deployment) -> None:
+    found, _ = await small(tmp_path, deployment, sizes=(120,), fixed=3_000)
+    assert [kind for kind, _ in due(found)].count("thrash") == 1
+    assert dict(due(found))["thrash"], "it is open"

@@ -729,3 +729,31 @@ async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(
                 process = target.process
                 await asyncio.wait_for(target.stop(), 60)
                 assert process.returncode == 0
+
+
+CAPPED = QUIET | {"enforce": "bucket", "buckets": {"tools": {"cap": 300, "on_overflow": "reject"}}}
+
+
+@pytest.mark.requirement("P15", "A0.139")
+async def test_a_request_that_a_bucket_refuses_names_it_and_its_key() -> None:
+    async with scene(balanced=CAPPED) as started:
+        named = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": f"read_{n}"}} for n in range(20)]
+        with pytest.raises(openai.BadRequestError):
+            await ask(started, opening(), tools=named)
+        (root,) = (span for span in await started.spans() if span.kind == Span.SPAN_KIND_SERVER)
+        said = {each.key: each.value for each in root.attributes}
+    assert said["weir.bucket"].string_value == "tools"
+    assert said["weir.bucket.cap"].int_value == 300
+    assert said["weir.bucket.used"].int_value > 300
+    assert said["weir.action"].string_value == "refuse"
+
+
+@pytest.mark.requirement("P15", "A0.18")
+async def test_the_span_of_a_layer_says_from_where_on_it_is_due_and_how_it_chooses() -> None:
+    layers = {"cascade": [{"layer": "evict", "at": 0.5, "params": {"scorer": "fifo"}}]}
+    async with scene(balanced=QUIET | layers) as started:
+        await ask(started, agent(14))
+        spans = [span for span in await started.spans() if span.name == "weir context.layer evict"]
+        (said,) = ({each.key: each.value for each in span.attributes} for span in spans)
+    assert 0 < said["weir.layer.trigger"].int_value < said["weir.tokens.before"].int_value
+    assert said["weir.layer.scorer"].string_value == "fifo"

@@ -84,6 +84,17 @@ def test_a_mark_in_a_tool_result_marks_nothing() -> None:
 
 
 @pytest.mark.requirement("A0.34")
+@pytest.mark.parametrize("scorer", ["priority", "hybrid"])
+def test_important_in_a_tool_result_is_worth_nothing(scorer: str) -> None:
+    said = [user("task"), *numbered(6), user("next")]
+    loud = [user("task"), *step(f"IMPORTANT {words(300)}"), *numbered(6)[2:], user("next")]
+    plain = [user("task"), *step(f"important {words(300)}"), *numbered(6)[2:], user("next")]
+    done = [evicted(talk(*each), target=talk(*each).tokens - 400, scorer=scorer).edits for each in (said, loud, plain)]
+    assert set(done[1]) == set(done[2])
+    assert 2 in done[1]
+
+
+@pytest.mark.requirement("A0.34")
 def test_important_makes_a_users_message_worth_more_and_do_not_evict_protects_it() -> None:
     filler = [m for n in range(3) for m in (user(f"chatter {n} {words(200)}"), assistant("ok"))]
     early = [user(f"small talk {words(200)}"), assistant("ok")]

@@ -170,7 +170,6 @@ def test_reuse_is_full_at_five_references(references: int, reuse: float) -> None
         (ContentType.MEMORY, 0.7),
         (ContentType.ASSISTANT, 0.5),
         (ContentType.TOOL_RESULT, 0.3),
-        (ContentType.THINKING, 0.5),
     ],
 )
 def test_every_source_has_its_score(kind: ContentType, source: float) -> None:
@@ -214,7 +213,6 @@ def test_weights_are_configurable_and_must_sum_to_one() -> None:
     ("kind", "ttl"),
     [
         (ContentType.TOOL_RESULT, 8),
-        (ContentType.THINKING, 2),
         (ContentType.MEMORY, 20),
         (ContentType.ASSISTANT, 30),
         (ContentType.USER, 50),

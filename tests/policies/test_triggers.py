@@ -140,7 +140,7 @@ def test_limits_and_targets_of_every_kind_of_layer() -> None:
     settings = replace(PLAIN, buckets={"tools": Bucket(cap=1_000)})
     budget = divide(settings, window=100_000)
     table = [
-        (Layer(strategy="evict", at=0), -1, 50),
+        (Layer(strategy="evict", at=0), -1, 0),
         (Layer(strategy="evict", at=0.5), 49_999, 40_000),
         (Layer(strategy="evict", at=1.0, stop_at=0.3), 100_000, 30_000),
         (Layer(strategy="evict", at=0.8, scope="tools"), 799, 640),

@@ -118,15 +118,19 @@ def test_the_sample_of_a_division_by_shares_is_the_preset_key_by_key() -> None:
         "semantic_duplication": 0.10,
     }
 
-    assert settings.layers[0].params == {
+    assert (settings.layers[0].strategy, settings.layers[0].at, settings.layers[0].params) == (
+        "reasoning",
+        0.75,
+        {"ttl": 2},
+    )
+    assert settings.layers[1].params == {
         "scorer": "hybrid",
         **{f"weight_{name}": weight for name, weight in weighed.items()},
         "ttl_tool_result": 8,
-        "ttl_thinking": 2,
         "ttl_memory": 20,
     }
-    assert settings.layers[1:] == preset.layers[1:]
-    alike = replace(settings, name=preset.name, window=None, layers=(preset.layers[0], *settings.layers[1:]))
+    assert settings.layers[2:] == preset.layers[1:]
+    alike = replace(settings, name=preset.name, window=None, layers=(preset.layers[0], *settings.layers[2:]))
     assert alike == preset
 
 
@@ -153,9 +157,10 @@ def test_every_value_of_the_sample_arrives() -> None:
     settings = policy_of(changed)
 
     assert settings.zones.yellow_at == 0.55
-    assert settings.layers[0].params["ttl_tool_result"] == 9
-    assert settings.layers[1].params == {"over": 600}
+    assert settings.layers[1].params["ttl_tool_result"] == 9
+    assert settings.layers[2].params == {"over": 600}
     assert {each.strategy: each.at for each in settings.layers} == {
+        "reasoning": 0.75,
         "evict": 0.75,
         "summarize_tool_result": 0.76,
         "progressive": 0.86,

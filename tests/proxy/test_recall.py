@@ -452,3 +452,21 @@ async def test_what_is_alike_is_handed_over_though_the_client_sends_it(store: St
 
     found = await elsewhere(store, "t", "c", "Where is my car?", known={sent}, alike=alike)
     assert [(each.ref, each.alike) for each in found] == [(sent, True)]
+
+
+TERSE = {
+    "option b": "Option B costs 512 EUR",
+    "option c": "Option C costs 313 EUR",
+    "\u732b": "\u9ed1\u732b 77",
+    "\U0001f389": "Party \U0001f389 at 8",
+    "order 4821": "Order 4821: red",
+    "order 48213": "Order 48213: blue",
+}
+
+
+@pytest.mark.parametrize(("query", "said"), TERSE.items())
+def test_what_one_character_tells_apart_is_found_alone_or_first(query: str, said: str) -> None:
+    texts = [*TERSE.values()]
+    hits = rank(terms_of(query), texts)
+    assert texts[hits[0].index] == said
+    assert len(hits[0].found) > max((len(hit.found) for hit in hits[1:]), default=0)

@@ -100,7 +100,12 @@ async def test_the_same_is_read_of_a_database_of_today(url: str) -> None:
     await tell(store)
     found, expected = await read(store), told()
     await store.close()
-    for name in expected:
+    for tenants in (found["tenants"], expected["tenants"]):
+        for tenant in tenants.values():  # a Weir of before wrote fewer figures of health
+            exports = [each["export"]["conversation"] for each in tenant["of"].values()]
+            for each in (*exports, *filter(None, tenant["branches"])):
+                each.pop("health", None)
+    for name in expected.keys() - {"usage"}:  # of conversations that a Weir of before deleted, usage is gone as well
         assert found[name] == expected[name], name
 
 

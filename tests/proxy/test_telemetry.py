@@ -849,8 +849,8 @@ def line(before: int, after: int, **more: object) -> ExchangeLine:
 
 
 CTX = re.compile(
-    r"ctx tokens=(\d+) used=(\d+\.\d)% usable=(\d+) zone=\w+( overflow=yes)?"
-    r"(?: scan=(\d+)/(\d+))?(?: removed=(\d+))?(?: sufficient=(\d+)->(\d+))? request=req-1 .*"
+    r"ctx received=(\d+) received_pct=(\d+\.\d) forwarded=(\d+) forwarded_pct=(\d+\.\d) usable=(\d+) zone=\w+( overflow=yes)?"
+    r"(?: scan=(\d+)/(\d+))?(?: removed=(\d+))? request=req-1 .*"
 )
 
 
@@ -865,8 +865,9 @@ def test_the_log_line_has_the_numbers_of_each_step() -> None:
     assert more
     assert full
     assert (calm[2], more[2], full[2]) == ("26.8", "74.4", "88.1")
-    assert calm[8] is None
-    assert full.groups()[3:] == (" overflow=yes", "95000", "55000", "12", "148000", "93000")
+    assert calm[7] is None
+    assert full.groups()[:4] == ("148000", "88.1", "93000", "55.4")
+    assert full.groups()[5:] == (" overflow=yes", "95000", "55000", "12")
     assert "trace=ab" in full[0]
 
 
@@ -901,10 +902,10 @@ def test_the_json_log_has_request_conversation_and_trace_ids_and_no_unknown_fiel
         log_exchange(logger, line(1, 1, status=502, error="upstream_empty"))
     first, second = (json.loads(text) for text in stream.getvalue().splitlines())
     assert (first["request"], first["conversation"], first["trace"]) == ("req-1", "chat-7", "0af7")
-    assert first["used_pct"] == 88.1
+    assert (first["received_pct"], first["forwarded_pct"]) == (88.1, 55.4)
     assert (first["level"], second["level"]) == ("info", "warning")
     assert second["error"] == "upstream_empty"
-    allowed = {"time", "level", "logger", "message", "used_pct", *ExchangeLine.__slots__}
+    allowed = {"time", "level", "logger", "message", "received_pct", "forwarded_pct", *ExchangeLine.__slots__}
     assert set(first) | set(second) <= allowed
 
 

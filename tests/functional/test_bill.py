@@ -1,0 +1,100 @@
+"""What a key's requests took: it outlives their conversations, and no answer is free of charge for saying nothing."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli import main
+from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.scripted import Asked, Reply, as_asked, completion, events, scripted
+
+ANSWER = "The harbour is deep and the ferry leaves at nine. " * 40
+YAML = """
+upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
+models: [{{match: dear, prices: {{input: 2.0, output: 8.0}}}}]
+window: 16384
+"""
+
+
+def answer(asked: Asked) -> Reply:
+    given = completion(ANSWER, prompt=900, completed=400)
+    if asked.json["model"] == "dear" and asked.json.get("stream"):
+        words = [{"choices": [{"index": 0, "delta": {"content": f"{word} "}}]} for word in ANSWER.split()]
+        return events(*words, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    return as_asked(asked, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """One Weir and a caller of it."""
+
+    target: RunningWeir
+    http: httpx.AsyncClient
+    folder: Path
+
+    async def ask(self, name: str, *, model: str = "dear", **more: Any) -> None:
+        messages = [{"role": "user", "content": f"Dossier {name}: " + "words of it " * 400}]
+        body = {"model": model, "messages": messages, **more}
+        headers = {"x-weir-conversation": name}
+        found = await self.http.post(f"{self.target.root}/v1/chat/completions", json=body, headers=headers)
+        assert found.status_code == 200
+        await self.target.stored()
+
+    async def get(self, path: str) -> Any:
+        return (await self.http.get(f"{self.target.root}/weir/{path}")).json()
+
+    async def command(self) -> str:
+        store = f"sqlite+aiosqlite:///{self.folder / 'w.db'}"
+        asked = ["usage", "--config", str(self.folder / "weir.yaml"), "--store", store]
+        return (await asyncio.to_thread(CliRunner().invoke, main, asked)).output
+
+
+@pytest.fixture
+async def bill(tmp_path: Path) -> AsyncIterator[Bill]:
+    async with scripted(answer) as upstream:
+        yaml = YAML.format(upstream=upstream.base_url)
+        http = httpx.AsyncClient(headers={"authorization": "Bearer sk-1"}, timeout=30)
+        async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target, http:
+            yield Bill(target, http, tmp_path)
+
+
+async def test_usage_says_the_same_after_a_conversation_was_deleted(bill: Bill) -> None:
+    await bill.ask("matter-of-smith")
+    await bill.ask("other")
+    kinds = ("", "?by=model", "?by=policy", "?by=day")
+    before = [await bill.get(f"usage{kind}") for kind in kinds]
+    assert before[0]["total"]["requests"] == 2
+    gone = await bill.http.delete(f"{bill.target.root}/weir/conversations/matter-of-smith")
+    assert gone.status_code == 200
+    assert [await bill.get(f"usage{kind}") for kind in kinds] == before
+    by_name = await bill.get("usage?by=conversation")
+    assert {row["group"]: row["requests"] for row in by_name["data"]} == {"other": 1, None: 1}
+    assert by_name["total"] == before[0]["total"]
+    await bill.target.runtime.store.prune(2**40)
+    assert (await bill.get("usage"))["total"] == before[0]["total"]
+    with closing(sqlite3.connect(bill.folder / "w.db")) as file:
+        assert file.execute("SELECT DISTINCT conversation FROM usage_days").fetchall() == [("",)]
+
+
+async def test_a_stream_without_usage_is_priced_by_what_weir_counts(bill: Bill) -> None:
+    await bill.ask("silent", stream=True)
+    await bill.ask("unpriced", model="unheard-of")
+    (row,) = (await bill.get("conversations/silent/timeline"))["data"]
+    assert row["usage_estimated"] is True
+    assert row["usage_prompt"] == pytest.approx(row["tokens_after"], rel=0.1)
+    assert row["usage_completion"] == pytest.approx(COUNTER.count(ANSWER), rel=0.1)
+    assert row["cost"] == pytest.approx((2 * row["usage_prompt"] + 8 * row["usage_completion"]) / 1e6)
+    (other,) = (await bill.get("conversations/unpriced/timeline"))["data"]
+    assert (other["usage_estimated"], other["cost"]) == (False, None)
+    total = (await bill.get("usage"))["total"]
+    assert (total["estimated"], total["priced"], total["unpriced"]) == (1, 1, 1)
+    assert total["cost"] == pytest.approx(row["cost"])
+    assert "1 request without a price, 1 request by Weir's own count" in await bill.command()
