@@ -267,13 +267,17 @@ def must_stay(transcript: Transcript) -> tuple[set[int], set[int]]:
     return verbatim, {i for block in (*together[-1:], *tools[-1:]) for i in block}
 
 
-def smallest_possible(transcript: Transcript) -> int:
-    """Tokens that nothing may take away: protected messages, the clippable ones as small as clipping makes them."""
+def smallest_possible(transcript: Transcript, limit: int) -> int:
+    """Tokens that nothing may take away: protected messages, the clippable ones as small as clipping makes them.
+
+    What a user says is cut only where the one message is larger than the limit.
+    """
     messages = transcript.messages
     verbatim, unread = must_stay(transcript)
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     pinned = {i for block in blocks(transcript) if any(messages[j].keep for j in block) for i in block}
-    clippable = {i for i in unread if messages[i].is_result or i in users} | set(users[-1:]) | (set(users[:1]) - pinned)
+    spoken = {i for i in unread if i in users} | set(users[-1:]) | (set(users[:1]) - pinned)
+    clippable = {i for i in unread if messages[i].is_result} | {i for i in spoken if messages[i].tokens > limit}
     total = transcript.tools + transcript.priming + MAX_NOTE_LEN
     for i in verbatim | unread:
         small = i in clippable and not messages[i].media
@@ -292,17 +296,17 @@ def test_what_is_forwarded_fits_or_the_error_says_why_not(
 ) -> None:
     transcript = talk(flat(happened), tools=20)
     decision = attempt(shell(budget, policy).flow(transcript, ConversationState()), answer)
+    limit = budget.reserved_limit if policy.when_full == "reject" else budget.send_limit
     if isinstance(decision, BudgetUnreachable):
         assert set(decision.buckets) == set(BUCKETS)
-        assert sum(decision.buckets.values()) > budget.estimate(budget.hard_limit)
+        assert sum(decision.buckets.values()) > budget.estimate(limit)
         assert 0 < decision.protected <= sum(decision.buckets.values())
         assert (decision.window, decision.reserve) == (budget.window, budget.reserve)
-        assert smallest_possible(transcript) > budget.hard_limit, "clipping would have made it fit"
+        assert smallest_possible(transcript, limit) > limit, "clipping would have made it fit"
         return
     pieces = pieces_of(decision, transcript)
     assert decision.raw_after == sum(p.tokens for p in pieces) + transcript.tools + transcript.priming
-    assert budget.hard_fits(decision.raw_after)
-    assert decision.raw_after <= transcript.tokens
+    assert decision.raw_after <= min(limit, transcript.tokens)
     assert decision.after == budget.estimate(decision.raw_after)
     if decision.pieces is not None:
         assert sum(decision.buckets.values()) == decision.after
@@ -400,9 +404,9 @@ def test_a_trimmed_request_fits_and_is_never_larger(happened: list[list[Said]], 
     try:
         decision = trim(transcript, settings=ContextSettings(), budget=budget, counter=CHARS4)
     except BudgetUnreachable:
-        assert smallest_possible(transcript) > budget.hard_limit
+        assert smallest_possible(transcript, budget.send_limit) > budget.send_limit
         return
-    assert decision.raw_after <= min(transcript.tokens, budget.hard_limit)
+    assert decision.raw_after <= min(transcript.tokens, budget.send_limit)
     after = [None if p.index is None else transcript.messages[p.index] for p in pieces_of(decision, transcript)]
     assert len(list(complaints(after))) <= len(list(complaints(transcript.messages)))
 
@@ -423,7 +427,7 @@ def test_a_refused_request_becomes_smaller_or_cannot(
     try:
         harder = proxy.decide(transcript, ceiling=ceiling)
     except BudgetUnreachable:
-        assert smallest_possible(transcript) > ceiling
+        assert smallest_possible(transcript, ceiling) > ceiling
         return
     assert harder.raw_after <= ceiling
 
