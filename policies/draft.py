@@ -32,7 +32,7 @@ from policies.ledger import (
     EditKind,
     PlannedMessage,
 )
-from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, shape_for
+from policies.limits import BUCKETS, TokenBudget, charged, first_trigger, is_by_shape, shape_for
 from policies.lines import beside_data, in_one_line
 from policies.messages import Message, Protection, ToolDefinition, Transcript, protect
 from policies.settings import ContextSettings, ExtractShape, Layer, Param
@@ -395,10 +395,13 @@ def bounds_for(
     readings: Readings | None = None,
 ) -> Bounds:
     protection = protect(transcript, known.pins)
+    fixed = tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming
     trigger = first_trigger(settings, budget)
+    rest = budget.safe_limit - fixed
     if ceiling is not None:
         trigger = min(trigger, ceiling)
-    fixed = tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming
+    elif trigger - fixed < LEAST_ROOM * rest and is_by_shape(settings):
+        trigger = fixed + int(ROOM_IN_RESERVE * rest)
     return Bounds(
         transcript=transcript,
         settings=settings,
@@ -415,6 +418,10 @@ def bounds_for(
     )
 
 
+LEAST_ROOM = 0.25
+ROOM_IN_RESERVE = 0.5
+"""Where what cannot be removed leaves less than a quarter of the rest of the window as room, half of the rest is the
+room: the reserve makes way, or every step would be a batch, and nothing of what happened could be kept."""
 EMPTIED = "-"
 MIN_DATA = 40
 """Tokens that what a message hands over has at the least where the message is cut."""

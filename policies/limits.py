@@ -341,6 +341,11 @@ def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
     return min([budget.soft_limit, *(limit_for(layer, settings, budget) for layer in shares.values())])
 
 
+def is_by_shape(settings: ContextSettings) -> bool:
+    """Whether it is the shape of the window that says when a batch is due, and no number of the policy's."""
+    return all(layer.at is None for layer in settings.layers if layer.scope == "total" and layer.at != 0)
+
+
 def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
     """The most tokens in the layer's scope at which it is not due; -1 for one that always is."""
     if layer.at == 0:
