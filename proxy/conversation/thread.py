@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -28,6 +29,9 @@ TAIL = 24
 """Messages at the end of a request among which those are looked for that the client moves."""
 MAX_FLOATING = 16
 GENERATED = "conv-"
+OWN_DIGITS = 20
+RESUMED_DIGITS = 8
+"""Of the id of a conversation without a name: its own, and behind them those of what it resumes."""
 OWN_SIZE = 4_096
 """Bytes that a thread takes in memory without the texts that were decided on."""
 BESIDE_TEXT = 512
@@ -60,7 +64,20 @@ Owner = tuple[str, ...]
 def owner_of(name: str | None, resumes: str | None) -> Owner:
     if name is not None:
         return ("name", name)
-    return () if resumes is None else ("resume", resumes)
+    return () if resumes is None else ("resume", _digits_of(resumes))
+
+
+def owner_by(generated: str) -> Owner | None:
+    """Whose history it is, by the id that Weir gave to a conversation without a name; None where it is no such id."""
+    digits = generated.removeprefix(GENERATED)
+    if digits == generated or len(digits) not in (OWN_DIGITS, OWN_DIGITS + RESUMED_DIGITS):
+        return None
+    resumed = digits[OWN_DIGITS:]
+    return ("resume", resumed) if resumed else ()
+
+
+def _digits_of(resumes: str) -> str:
+    return blake2b(resumes.encode(), digest_size=RESUMED_DIGITS // 2).hexdigest()
 
 
 class Prefix(NamedTuple):
@@ -265,18 +282,14 @@ class Match(NamedTuple):
         return replace(transcript, chain=self.transcript.chain, floating=self.transcript.floating)
 
 
-def new_thread(tenant: str, conversation: str | None, name: str | None) -> Thread:
-    unique = secrets.token_hex(10)
-    conversation = conversation or f"{GENERATED}{unique}"
+def new_thread(tenant: str, conversation: str | None, name: str | None, resumes: str | None) -> Thread:
+    unique = secrets.token_hex(OWN_DIGITS // 2)
+    resumed = _digits_of(resumes) if name is None and resumes is not None else ""
+    conversation = conversation or f"{GENERATED}{unique}{resumed}"
     branch = Branch(
         tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
     return Thread(branch)
-
-
-def may_be_generated(name: str) -> bool:
-    """Whether a name is one of those that Weir itself gives to conversations of which the client has said none."""
-    return name.startswith(GENERATED) and len(name) == len(GENERATED) + 20
 
 
 def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -> Transcript:

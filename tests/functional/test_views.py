@@ -227,3 +227,48 @@ async def test_the_id_that_weir_gave_continues_its_conversation_as_a_name(tmp_pa
         assert after[: len(before)] == before
         assert named.headers[-1]["x-weir-conversation"] == given
         assert await requests_of(target.root, given) == 2
+
+
+@pytest.mark.requirement("P1")
+async def test_the_id_of_a_resumed_conversation_continues_it_as_a_name(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=8192) as target,
+    ):
+        old = Talk(target.client(default_headers={"x-weir-conversation": "old"}), spoken(14), model="sim")
+        await old.ask()
+        resumed = Talk(target.client(default_headers={"x-weir-resume": "old"}), spoken(0, seed=2), model="sim")
+        before = await sent(resumed, simulator, resumed.messages, "sim")
+        given = resumed.headers[-1]["x-weir-conversation"]
+        named = Talk(target.client(default_headers={"x-weir-conversation": given}), [], model="sim")
+        goes_on = [*resumed.messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+        after = await sent(named, simulator, goes_on, "sim")
+        assert [*resumed.actions(), *named.actions()] == ["resume=1", "resume=1"]
+        assert after[: len(before)] == before
+        assert named.headers[-1]["x-weir-conversation"] == given
+        await target.stored()
+        assert await requests_of(target.root, given) == 2
+
+
+@EITHER
+@pytest.mark.requirement("P1")
+async def test_a_name_that_is_the_id_of_another_conversation_is_not_that_one(deployment: Deployment) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        first = Talk(target.client(default_headers={"x-weir-conversation": "first"}), spoken(1), model="sim")
+        await first.ask()
+        its_id = await id_of(target.root(), "first")
+        other = Talk(target.client(default_headers={"x-weir-conversation": its_id}), spoken(1, seed=2), model="sim")
+        for talk in (other, first, first):
+            await talk.ask()
+        await target.settled()
+        assert await requests_of(target.root(), its_id) == 1
+        assert await status_of(target.root(), its_id, method="DELETE") == 200
+        assert await requests_of(target.root(), "first") == 3
+
+
+async def id_of(root: str, name: str) -> str:
+    async with httpx.AsyncClient(base_url=root, headers=KEY) as client:
+        return str((await client.get(f"/weir/conversations/{name}")).json()["id"])
