@@ -104,9 +104,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
-                match = self.conversations.begin(
-                    asked.tenant, transcript, name=asked.name, resumes=asked.resumes
-                )
+                match = self.conversations.begin(asked.tenant, transcript, name=asked.name, resumes=asked.resumes)
             thread, transcript = match.thread, match.transcript
             if span.recorded:
                 at = span.since(at, "recognise")
