@@ -337,7 +337,10 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
             was += 1
         elif new.digest in found:
             is_ += 1
-        elif there is not None and _is_the_same(there, old, distance, goes_on=after_old == new.digest):
+        elif there is not None and there.digest == old and _has_moved(there, distance, instead=new):
+            found[old] = None
+            was += 1
+        elif there is not None and after_old == new.digest and _is_in_its_place(there, said):
             found |= {old: None, there.digest: None}
             was += 1
         elif _may_move(new) and new.role != "assistant" and after_new == old:
@@ -355,14 +358,17 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
     return tuple(found), places[start + is_ - 1] - transcript.head + 1 if start + is_ else 0
 
 
-def _is_the_same(there: Message, old: bytes, distance: int, *, goes_on: bool) -> bool:
-    """Whether a message is the one that stood at its distance from the end in the last request, or is in its place.
+def _has_moved(there: Message, distance: int, *, instead: Message) -> bool:
+    """Whether the message at its old distance from the end is the one of the last request, with another ``instead``.
 
-    A user who says the same word again in his newest message has not moved it.
+    A user who says something else first, and then the same word again, has not moved it.
     """
-    if there.digest == old:
-        return _may_move(there) and (distance > 1 or there.role != "user")
-    return there.is_head and goes_on
+    return _may_move(there) and (distance > 1 or not there.role == instead.role == "user")
+
+
+def _is_in_its_place(there: Message, said: Sequence[bytes]) -> bool:
+    """Whether a message may be another text for what stood at the same distance from the end, and is gone."""
+    return there.is_head or (there.role == "user" and _may_move(there) and there.digest not in said)
 
 
 def _may_move(message: Message) -> bool:
