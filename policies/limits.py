@@ -146,11 +146,6 @@ class TokenBudget:
     caps: Mapping[str, int] = field(default_factory=dict)
     reported: bool = False
 
-    @property
-    def believed(self) -> int:
-        """The tokens that a request may have at the most: what is decided for one such number holds for it alone."""
-        return self.window if self.max_input is None else min(self.window, self.max_input)
-
     @cached_property
     def usable(self) -> int:
         """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that clients are told."""

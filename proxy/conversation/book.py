@@ -38,8 +38,8 @@ from proxy.conversation.thread import (
     Thread,
     View,
     inherited,
-    may_be_generated,
     new_thread,
+    owner_by,
     owner_of,
     state_of_fork,
 )
@@ -76,10 +76,11 @@ class Conversations:
     async def owner(self, tenant: str, name: str | None, resumes: str | None) -> Owner:
         """Whose history a request's is.
 
-        An id that Weir gave to a conversation without a name is no name: its history is that of the tenant alone.
+        An id that Weir gave to a conversation without a name is no name: its history is what it was without.
         """
-        if name is not None and may_be_generated(name) and await self._conversation_named(tenant, name) == name:
-            return owner_of(None, None)
+        unnamed = None if name is None else owner_by(name)
+        if name is not None and unnamed is not None and await self._conversation_named(tenant, name) == name:
+            return unnamed
         return owner_of(name, resumes)
 
     async def recognise(
@@ -92,7 +93,7 @@ class Conversations:
         found = await self._find(tenant, transcript, seed, name)
         if found is None:
             is_answered = _opening(transcript) < len(transcript.chain)
-            recognised = await self._begin(tenant, transcript, name, None if is_answered else resumes)
+            recognised = await self._begin(tenant, transcript, name, resumes, is_told=not is_answered)
         else:
             recognised = await self._continue(found, name, resumes)
         self._remember(recognised.thread, recognised.transcript)
@@ -101,8 +102,8 @@ class Conversations:
     async def find(self, tenant: str, transcript: Transcript, *, seed: bytes, name: str | None) -> Match | None:
         return await self._find(tenant, transcript, seed, name)
 
-    def begin(self, tenant: str, transcript: Transcript, *, name: str | None) -> Match:
-        thread = new_thread(tenant, self._names.get((tenant, name)) if name else None, name)
+    def begin(self, tenant: str, transcript: Transcript, *, name: str | None, resumes: str | None) -> Match:
+        thread = new_thread(tenant, self._names.get((tenant, name)) if name else None, name, resumes)
         self._remember(thread, transcript)
         return Match(thread, transcript, 0)
 
@@ -344,9 +345,12 @@ class Conversations:
         self._names.pop((own.tenant, own.name), None)
         return True
 
-    async def _begin(self, tenant: str, transcript: Transcript, name: str | None, resumes: str | None) -> Match:
-        thread = new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name)
-        if resumes is not None:
+    async def _begin(
+        self, tenant: str, transcript: Transcript, name: str | None, resumes: str | None, *, is_told: bool
+    ) -> Match:
+        """A new thread, which begins with the state of what it ``resumes`` where that ``is_told``."""
+        thread = new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name, resumes)
+        if resumes is not None and is_told:
             try:
                 found = await self._store.latest_checkpoint(tenant, resumes)
             except StoreError as error:
@@ -361,7 +365,8 @@ class Conversations:
         is_whole = length == len(transcript.chain)
         more = 0 if is_whole else thread.longest - length
         if length <= _opening(transcript) and more > 0:
-            return await self._begin(thread.branch.tenant, transcript, name, resumes if thread.known.resumed else None)
+            is_told = thread.known.resumed is not None
+            return await self._begin(thread.branch.tenant, transcript, name, resumes, is_told=is_told)
         return await self._fork(found) if more > REWRITTEN_END else found
 
     async def _fork(self, found: Match) -> Match:

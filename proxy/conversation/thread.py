@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -28,6 +29,9 @@ TAIL = 24
 """Messages at the end of a request among which those are looked for that the client moves."""
 MAX_FLOATING = 16
 GENERATED = "conv-"
+OWN_DIGITS = 20
+RESUMED_DIGITS = 8
+"""Of the id of a conversation without a name: its own, and behind them those of what it resumes."""
 OWN_SIZE = 4_096
 """Bytes that a thread takes in memory without the texts that were decided on."""
 BESIDE_TEXT = 512
@@ -60,7 +64,20 @@ Owner = tuple[str, ...]
 def owner_of(name: str | None, resumes: str | None) -> Owner:
     if name is not None:
         return ("name", name)
-    return () if resumes is None else ("resume", resumes)
+    return () if resumes is None else ("resume", _digits_of(resumes))
+
+
+def owner_by(generated: str) -> Owner | None:
+    """Whose history it is, by the id that Weir gave to a conversation without a name; None where it is no such id."""
+    digits = generated.removeprefix(GENERATED)
+    if digits == generated or len(digits) not in (OWN_DIGITS, OWN_DIGITS + RESUMED_DIGITS):
+        return None
+    resumed = digits[OWN_DIGITS:]
+    return ("resume", resumed) if resumed else ()
+
+
+def _digits_of(resumes: str) -> str:
+    return blake2b(resumes.encode(), digest_size=RESUMED_DIGITS // 2).hexdigest()
 
 
 class Prefix(NamedTuple):
@@ -265,18 +282,14 @@ class Match(NamedTuple):
         return replace(transcript, chain=self.transcript.chain, floating=self.transcript.floating)
 
 
-def new_thread(tenant: str, conversation: str | None, name: str | None) -> Thread:
-    unique = secrets.token_hex(10)
-    conversation = conversation or f"{GENERATED}{unique}"
+def new_thread(tenant: str, conversation: str | None, name: str | None, resumes: str | None) -> Thread:
+    unique = secrets.token_hex(OWN_DIGITS // 2)
+    resumed = _digits_of(resumes) if name is None and resumes is not None else ""
+    conversation = conversation or f"{GENERATED}{unique}{resumed}"
     branch = Branch(
         tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
     )
     return Thread(branch)
-
-
-def may_be_generated(name: str) -> bool:
-    """Whether a name is one of those that Weir itself gives to conversations of which the client has said none."""
-    return name.startswith(GENERATED) and len(name) == len(GENERATED) + 20
 
 
 def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -> Transcript:
@@ -324,7 +337,10 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
             was += 1
         elif new.digest in found:
             is_ += 1
-        elif there is not None and _is_the_same(there, old, distance, goes_on=after_old == new.digest):
+        elif there is not None and there.digest == old and _has_moved(there, distance, instead=new):
+            found[old] = None
+            was += 1
+        elif there is not None and after_old == new.digest and _is_in_its_place(there, said):
             found |= {old: None, there.digest: None}
             was += 1
         elif _may_move(new) and new.role != "assistant" and after_new == old:
@@ -342,14 +358,17 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
     return tuple(found), places[start + is_ - 1] - transcript.head + 1 if start + is_ else 0
 
 
-def _is_the_same(there: Message, old: bytes, distance: int, *, goes_on: bool) -> bool:
-    """Whether a message is the one that stood at its distance from the end in the last request, or is in its place.
+def _has_moved(there: Message, distance: int, *, instead: Message) -> bool:
+    """Whether the message at its old distance from the end is the one of the last request, with another ``instead``.
 
-    A user who says the same word again in his newest message has not moved it.
+    A user who says something else first, and then the same word again, has not moved it.
     """
-    if there.digest == old:
-        return _may_move(there) and (distance > 1 or there.role != "user")
-    return there.is_head and goes_on
+    return _may_move(there) and (distance > 1 or not there.role == instead.role == "user")
+
+
+def _is_in_its_place(there: Message, said: Sequence[bytes]) -> bool:
+    """Whether a message may be another text for what stood at the same distance from the end, and is gone."""
+    return there.is_head or (there.role == "user" and _may_move(there) and there.digest not in said)
 
 
 def _may_move(message: Message) -> bool:

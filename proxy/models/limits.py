@@ -195,13 +195,15 @@ UNSURE = frozenset({"last_resort", "unknown"})
 class ModelLimits(msgspec.Struct, frozen=True):
     """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
 
-    ``most`` has what the upstream takes at most beside tokens, by kind.
+    ``believed`` are the tokens that the model takes at the most, whatever a policy makes of them for one request: what
+    is decided for one such number holds for it alone. ``most`` has what the upstream takes beside tokens, by kind.
     """
 
     budget: TokenBudget
     facts: ModelFacts
     scope: str
     counted: str
+    believed: int
     most: Mapping[str, int] = NO_LIMITS
 
     def may_fit(self, tokens: int) -> bool:
@@ -224,7 +226,7 @@ class ModelLimits(msgspec.Struct, frozen=True):
             max_input=budget.max_input if budget.max_input is not None and budget.max_input < window else None,
             caps={name: cap * window // budget.window for name, cap in budget.caps.items()},
         )
-        return msgspec.structs.replace(self, budget=smaller)
+        return msgspec.structs.replace(self, budget=smaller, believed=min(self.believed, window))
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -318,7 +320,9 @@ class ModelLimitsResolver:
             margin=calibration.margin(settings.margin, exact=exact),
             reported=calibration.samples > 0,
         )
-        limits = ModelLimits(budget, facts, scope, counted, self._most(scope, now))
+        known = _known(settings, facts)
+        believed = known if facts.max_input is None else min(known, facts.max_input)
+        limits = ModelLimits(budget, facts, scope, counted, believed, self._most(scope, now))
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
         self._held[key] = now + HELD_FOR, limits, settings  # these, so that their identity stays theirs
@@ -481,17 +485,19 @@ def stays_cut(thread: Thread, prompt: int, sent: int, window: int) -> bool:
 
 
 def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | None) -> int:
-    """A policy may make it a multiple of the output reserve, within what is known.
-
-    Where nobody knows one, it is the window that the policy was designed for.
-    """
-    unsure = facts.source in UNSURE
-    known = settings.designed_for if unsure and settings.designed_for else facts.window or UNKNOWN_WINDOW
+    """A policy may make it a multiple of the output reserve, within what is known."""
+    known = _known(settings, facts)
     factor = settings.window_per_output
     if factor is None or settings.window is not None:
         return known
     wanted = factor * (max_tokens or amount(settings.reserve, known) or known)
-    return wanted if unsure else min(wanted, known)
+    return wanted if facts.source in UNSURE else min(wanted, known)
+
+
+def _known(settings: ContextSettings, facts: ModelFacts) -> int:
+    """Where nobody knows the window, it is the one that the policy was designed for."""
+    is_unsure = facts.source in UNSURE
+    return settings.designed_for if is_unsure and settings.designed_for else facts.window or UNKNOWN_WINDOW
 
 
 def _window(facts: ModelFacts) -> int:

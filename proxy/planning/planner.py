@@ -104,7 +104,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             except StoreError as error:
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
-                match = self.conversations.begin(asked.tenant, transcript, name=asked.name)
+                match = self.conversations.begin(asked.tenant, transcript, name=asked.name, resumes=asked.resumes)
             thread, transcript = match.thread, match.transcript
             if span.recorded:
                 at = span.since(at, "recognise")
@@ -113,7 +113,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
             limits = await asked.limits()
-            view = await self.conversations.view(thread, limits.budget.believed)
+            view = await self.conversations.view(thread, limits.believed)
             policy_limits = self.limits_of(asked.settings, limits.budget)
             if span.recorded:
                 at = span.since(at, "limits")
@@ -162,17 +162,19 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
         Nothing is stored, and no model is asked. Raises StoreError.
         """
-        request, settings, budget = asked.request, asked.settings, (await asked.limits()).budget
+        request, settings, limits = asked.request, asked.settings, await asked.limits()
         read = await self._read(asked)
         match = await self.conversations.find(asked.tenant, read.transcript, seed=read.seed, name=asked.name)
         known, transcript = ConversationState(), read.transcript
         if match is not None and not settings.observes and settings.when_full != "reject":
-            view = await self.conversations.view(match.thread, budget.believed)
+            view = await self.conversations.view(match.thread, limits.believed)
             known, transcript = match.thread.known_at(view, match.length), match.transcript
         draft = standing(transcript, known)
         same = not read.marked and not draft.changed
         raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
-        return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), budget.estimate(draft.tokens)
+        return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), limits.budget.estimate(
+            draft.tokens
+        )
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.
@@ -248,7 +250,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             transcript = replace(read, chain=transcript.chain, floating=transcript.floating)
         return msgspec.structs.replace(
             recognized,
-            view=await self.conversations.view(recognized.thread, limits.budget.believed),
+            view=await self.conversations.view(recognized.thread, limits.believed),
             limits=limits,
             policy_limits=self.limits_of(asked.settings, limits.budget),
             transcript=transcript,

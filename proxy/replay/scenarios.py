@@ -202,7 +202,7 @@ class Managed(Scenario):
 
     def _asked_of(self, body: bytes, budget: TokenBudget) -> PlanRequest:
         async def limits() -> ModelLimits:
-            return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), scope="", counted="")
+            return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), "", "", budget.window)
 
         return PlanRequest(
             request=parse_chat(body),

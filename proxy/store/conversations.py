@@ -104,8 +104,11 @@ def listed(
 
 
 def one(tx: Transaction, tenant: str | None, name_or_id: str) -> ConversationRow | None:
-    named = sa.or_(conversations.c.name == name_or_id, conversations.c.id == name_or_id)
-    row = tx.execute(listing_of(tenant).where(named).order_by(conversations.c.updated.desc()).limit(1)).first()
+    """The conversation of this name, the one used last of several tenants'; where there is none, that of this id."""
+    columns = conversations.c
+    is_named = columns.name == name_or_id
+    meant = listing_of(tenant).where(sa.or_(is_named, columns.id == name_or_id))
+    row = tx.execute(meant.order_by(is_named.desc(), columns.updated.desc()).limit(1)).first()
     return None if row is None else row_of(row)
 
 

@@ -16,9 +16,12 @@ from tests.functional.harness import (
     Talk,
     answered,
     arrays_of,
+    batches,
     opening,
     prefix_reuse,
     prose,
+    ruled,
+    tool_step,
     weir,
 )
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -42,6 +45,14 @@ def spoken(turns: int, *, seed: int = 1, words: int = 220) -> Messages:
     for turn in range(turns):
         said.append({"role": "assistant", "content": prose(words, seed=1000 * seed + turn)})
         said.append({"role": "user", "content": prose(words, seed=1000 * seed + 500 + turn)})
+    return said
+
+
+def worked(steps: int, *, seed: int = 1) -> Messages:
+    """An agent's history that ends with a tool's result."""
+    said = opening(seed=seed)
+    for step in range(steps):
+        said += tool_step(1000 * seed + step)
     return said
 
 
@@ -100,9 +111,11 @@ def at_depth(depth: int, *notes: dict[str, str]) -> Callable[[Messages, int], Me
     ]
 
 
-def with_time(messages: Messages, turn: int) -> Messages:
-    """A system message that says something else each time, six messages before the end."""
-    return at_depth(6, {"role": "system", "content": f"The time is {turn} minutes past noon."})(messages, turn)
+def with_time(role: str) -> Callable[[Messages, int], Messages]:
+    """A message that says something else each time, six messages before the end."""
+    return lambda messages, turn: at_depth(6, {"role": role, "content": f"The time is {turn} minutes past noon."})(
+        messages, turn
+    )
 
 
 def with_lore(messages: Messages, turn: int) -> Messages:
@@ -113,21 +126,27 @@ def with_lore(messages: Messages, turn: int) -> Messages:
 SYSTEM, USER = ({"role": role, "content": NOTE} for role in ("system", "user"))
 MOVING: dict[str, Callable[[Messages, int], Messages]] = {
     **{f"a system message {n} before the end": at_depth(n, SYSTEM) for n in (0, 2, 4, 7, 10)},
-    **{f"a user message {n} before the end": at_depth(n, USER) for n in (4, 10)},
+    **{f"a user message {n} before the end": at_depth(n, USER) for n in (0, 4, 10)},
     "files in front of the newest message": at_depth(1, USER, {"role": "assistant", "content": "Ok."}),
     "two notes at two depths": lambda messages, turn: at_depth(3, {"role": "system", "content": "Stay in character."})(
         at_depth(8, SYSTEM)(messages, turn), turn
     ),
-    "a text that changes": with_time,
+    "a text that changes": with_time("system"),
+    "a user's text that changes": with_time("user"),
     "lore for some turns": with_lore,
 }
+OF_AGENTS = ("a user message 0 before the end", "a user's text that changes")
+MOVED = [
+    *[pytest.param(each, spoken, id=each) for each in MOVING],
+    *[pytest.param(each, worked, id=f"{each} of an agent's") for each in OF_AGENTS],
+]
 
 
 @ALONE
 @pytest.mark.requirement("P1", "P2")
-@pytest.mark.parametrize("moved", MOVING)
+@pytest.mark.parametrize(("moved", "makes"), MOVED)
 async def test_what_the_client_moves_makes_no_batches_of_its_own(
-    deployment: Deployment, moved: str, tmp_path: Path
+    deployment: Deployment, moved: str, makes: Callable[..., Messages], tmp_path: Path
 ) -> None:
     """As many batches as without, in one conversation, and it is in each request as often as the client has it."""
     turns = 36
@@ -138,13 +157,13 @@ async def test_what_the_client_moves_makes_no_batches_of_its_own(
             for name, moves in (("plain", None), ("moved", MOVING[moved])):
                 talk, forwarded = Talk(target.client(), [], model="small"), list[Messages]()
                 for turn in range(turns):
-                    messages = spoken(turn, seed=2 if moves else 1)
+                    messages = makes(turn, seed=2 if moves else 1)
                     messages = moves(messages, turn) if moves else messages
                     forwarded.append(await sent(talk, simulator, messages, "small"))
                     assert forwarded[-1].count(SYSTEM) == messages.count(SYSTEM)
                 found[name] = forwarded
                 names = {h["x-weir-conversation"] for h in talk.headers}
-                assert len(names) <= 2, "what a history begins with has to be seen before it can be known again"
+                assert len(names) <= 4, "what a history begins with has to be seen before it can be known again"
     assert rewritten(found["moved"]) <= rewritten(found["plain"]) + 1
     assert reuse(found["moved"]) >= reuse(found["plain"]) - 0.02
 
@@ -152,7 +171,7 @@ async def test_what_the_client_moves_makes_no_batches_of_its_own(
 def history(array: Messages) -> Messages:
     """Without the head, and without what the client moves."""
     moving = {NOTE, "Ok.", "Stay in character."}
-    return [m for m in array[1:] if m["content"] not in moving and not m["content"].startswith("The time is")]
+    return [m for m in array[1:] if m["content"] not in moving and "The time is" not in str(m["content"])]
 
 
 def rewritten(arrays: Sequence[Messages]) -> int:
@@ -162,7 +181,7 @@ def rewritten(arrays: Sequence[Messages]) -> int:
 
 
 def reuse(arrays: Sequence[Messages]) -> float:
-    return prefix_reuse([history(array) for array in arrays], lambda m: COUNTER.count(m["content"]))
+    return prefix_reuse([history(array) for array in arrays], lambda m: COUNTER.count(str(m["content"])))
 
 
 KEY = {"authorization": "Bearer sk-test"}
@@ -227,3 +246,61 @@ async def test_the_id_that_weir_gave_continues_its_conversation_as_a_name(tmp_pa
         assert after[: len(before)] == before
         assert named.headers[-1]["x-weir-conversation"] == given
         assert await requests_of(target.root, given) == 2
+
+
+@pytest.mark.requirement("P1")
+async def test_the_id_of_a_resumed_conversation_continues_it_as_a_name(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db", window=8192) as target,
+    ):
+        old = Talk(target.client(default_headers={"x-weir-conversation": "old"}), spoken(14), model="sim")
+        await old.ask()
+        resumed = Talk(target.client(default_headers={"x-weir-resume": "old"}), spoken(0, seed=2), model="sim")
+        before = await sent(resumed, simulator, resumed.messages, "sim")
+        given = resumed.headers[-1]["x-weir-conversation"]
+        named = Talk(target.client(default_headers={"x-weir-conversation": given}), [], model="sim")
+        goes_on = [*resumed.messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+        after = await sent(named, simulator, goes_on, "sim")
+        assert [*resumed.actions(), *named.actions()] == ["resume=1", "resume=1"]
+        assert after[: len(before)] == before
+        assert named.headers[-1]["x-weir-conversation"] == given
+        await target.stored()
+        assert await requests_of(target.root, given) == 2
+
+
+@EITHER
+@pytest.mark.requirement("P1")
+async def test_a_name_that_is_the_id_of_another_conversation_is_not_that_one(deployment: Deployment) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
+        deployment.serving(simulator.base_url) as target,
+    ):
+        first = Talk(target.client(default_headers={"x-weir-conversation": "first"}), spoken(1), model="sim")
+        await first.ask()
+        its_id = await id_of(target.root(), "first")
+        other = Talk(target.client(default_headers={"x-weir-conversation": its_id}), spoken(1, seed=2), model="sim")
+        for talk in (other, first, first):
+            await talk.ask()
+        await target.settled()
+        assert await requests_of(target.root(), its_id) == 1
+        assert await status_of(target.root(), its_id, method="DELETE") == 200
+        assert await requests_of(target.root(), "first") == 3
+
+
+async def id_of(root: str, name: str) -> str:
+    async with httpx.AsyncClient(base_url=root, headers=KEY) as client:
+        return str((await client.get(f"/weir/conversations/{name}")).json()["id"])
+
+
+@pytest.mark.requirement("P2")
+async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> None:
+    """Where a policy makes the window a multiple of the answer, which the client asks for in another size each time."""
+    rules = {"match": "sim", "window": 65_536}
+    async with serve_simulator(SimulatorSettings(window=65_536), counter=COUNTER) as simulator:
+        yaml = ruled(simulator.base_url, {"window_per_output": 8}).replace("window: 8192", f"models: [{rules}]")
+        async with weir(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
+            talk = Talk(target.client(), [], model="sim")
+            for turn in range(16):
+                await talk.ask(spoken(30 + turn), max_tokens=1_400 + 37 * (turn * 7 % 11))
+    assert batches(arrays_of(simulator.answered())) <= 3

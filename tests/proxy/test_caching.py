@@ -128,7 +128,7 @@ class Talk:
             thread=self.thread,
             view=self.view,
             length=self.sent if known is None else known,
-            limits=ModelLimits(budget, FACTS, "s", "s"),
+            limits=ModelLimits(budget, FACTS, "s", "s", budget.window),
             policy_limits=limits_for(ContextSettings(), budget),
             trend=Trend(at=before),
         )
