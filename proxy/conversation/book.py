@@ -53,6 +53,8 @@ MAX_BRANCHES = 20_000
 MAX_HELD = 48 << 20
 """Bytes of what was decided on conversations; of others it is read from the store when they go on."""
 MAX_REMOVED = 10_000
+MAX_VIEWS = 16
+"""Of a thread: an upstream that names another limit in each of its refusals would make one for each."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -112,7 +114,10 @@ class Conversations:
         view = thread.views.get(window)
         if view is not None:
             return view
-        view = thread.views[window] = View(window, begun(thread.ledgers(), window))
+        view = View(window, begun(thread.ledgers(), window))
+        while len(thread.views) >= MAX_VIEWS:
+            thread.views.pop(next(iter(thread.views)))
+        thread.views[window] = view
         if thread.branch.trend is not None and thread.branch.trend.window in (window, EVERY_WINDOW):
             view.follow(thread.branch.trend)
         larger = [each for each, other in thread.views.items() if each > window and other.ledger is view.ledger]
