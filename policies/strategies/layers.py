@@ -176,7 +176,7 @@ def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
         done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
-        work.take(layer, done, kept=done is not work.draft and done.tokens <= bounds.trigger)
+        work.take(layer, done, kept=done.tokens < work.draft.tokens and done.tokens <= bounds.trigger)
 
 
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:

@@ -315,6 +315,8 @@ class Conversations:
         thread = found.thread
         if name is not None and thread.branch.name != name:
             return None
+        if not thread.floating and found.length >= thread.longest:
+            return found  # all of the last request is there, as it was
         transcript, length = thread.fitted(found.transcript, seed)
         if transcript is found.transcript:
             return found

@@ -132,6 +132,7 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await errors(api, contract)
     await ask("POST", "keys", {"name": "made", "models": ["sim*"], "allow": ["mode"]}, key=ADMIN)
     await ask("POST", "keys/made/rotate", key=ADMIN)
+    await ask("POST", "keys/made/policy", {"policy": "balanced"}, key=ADMIN)
     await ask("POST", "keys/made/limits", {"concurrency": 4, "expires": "30d"}, key=ADMIN)
     await ask("GET", "keys", key=ADMIN)
     await ask("DELETE", "keys/made", key=ADMIN)

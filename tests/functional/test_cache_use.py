@@ -48,7 +48,7 @@ default_policy: own
 """
 READING = {
     *("current_tokens", "max_tokens", "utilization_pct", "zone"),
-    *("velocity_tokens_per_turn", "turns_until_red", "source"),
+    *("velocity_tokens_per_turn", "velocity_class", "turns_until_red", "source"),
 }
 
 

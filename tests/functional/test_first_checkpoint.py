@@ -29,6 +29,7 @@ policies: {mine: {cascade: [{layer: evict, at: 0.5, stop_at: 0.2, params: {score
 default_policy: mine
 """
 DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
+PARTS = ('"I have decided to use fetch"', '"axios is unmaintained"')
 NOTED = f"Noted.\n```decision\n{DECIDED}\n```"
 
 
@@ -66,7 +67,7 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
         sent = arrays_of(answered(simulator))[-1]
     assert talk.actions()[0].startswith("evict=")
     assert saved.status_code == 200, saved.text
-    assert DECIDED.rstrip(".") in saved.text
+    assert all(part in saved.text for part in PARTS)
     assert second.actions() == ["resume=1"]
     assert "Migrate the project from axios to fetch." in sent[0]["content"]
 
@@ -87,4 +88,4 @@ async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_sav
         saved = await checkpoint(target, "migration")
     assert talk.actions() == ["none"]
     assert saved.status_code == 200, saved.text
-    assert DECIDED.rstrip(".") in saved.text
+    assert all(part in saved.text for part in PARTS)

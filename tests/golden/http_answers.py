@@ -41,6 +41,7 @@ MASKS = (
     (r'": -?\d+\b', '": COUNT'),
     (r"<weir-\d+>", "<weir-MARK>"),
     (r"\bafter=\d+", "after=COUNT"),  # the mark that Weir's text has is another one each time
+    (r"\b(\d\.\d)\d;(green|yellow|orange|red|critical);", r"\1#;\2;"),
     (r"\breq_[0-9a-f]+", "REQUEST"),
     (r"\bW[yz][A-Za-z0-9_-]+", "CURSOR"),
     (r"\b[0-9a-f]{12,}\b", "HEX"),
