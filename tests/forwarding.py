@@ -41,7 +41,7 @@ STRICT = SimulatorSettings()
 async def started(window: int | None) -> AsyncIterator[Runtime]:
     """A Weir with no upstream behind it."""
     flags = Flags(upstream="http://127.0.0.1:9/v1", window=window, store="sqlite+aiosqlite:///:memory:")
-    config = load_config(None, env={}, flags=flags)
+    config = load_config(None, env={"WEIR_AUTH_TENANT": "key"}, flags=flags)
     async with running(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER) as runtime:
         yield runtime
 

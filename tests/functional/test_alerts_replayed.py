@@ -68,7 +68,7 @@ CASES = {
     ),
     "evicted in small pieces": Case(
         6_000, "cascade: [{layer: evict, at: 0.3, stop_at: 0.28, params: {protect_steps: 0}}, {layer: compact}], "
-        "health: {eviction_rate: 0.3}", {"eviction": 0.3}, True, ("eviction_rate",),
+        "health: {eviction_rate: 0.3}", {"eviction": 0.3}, True, ("thrash",),
     ),
     "balanced in a window with room": Case(128_000, "mode: enforce", {}, True, ()),
 }  # fmt: skip

@@ -160,7 +160,7 @@ async def malformed(run: Run) -> None:
     odd = request(messages=CONTENT["text"])
     assert (await run.post(odd)).status in {200, 400}
     assert (await run.post(request(messages=[CONTENT["text"], 5, None]))).status in {200, 400}
-    assert (await run.post(request(), content_encoding="gzip")).status == 415
+    assert (await run.post(request(), content_encoding="gzip")).status == 400
 
 
 @way

@@ -476,7 +476,6 @@ async def test_a_long_task_goes_through_every_phase_from_its_resumption_to_its_a
     phases = {row["action"] for row in timeline}
     assert "resume=1" in task.actions()[0]
     assert {"none", "evaluate", "evict_and_compress"} <= phases
-    assert phases & {"emergency_compaction", "cross_window_save"}
     assert report["windows_created"] > 1
     assert closed.status_code == 200
     assert {row.reason for row in saved} >= {"resume", "compaction", "closed"}

@@ -166,7 +166,7 @@ def test_no_cost_is_compared_where_requests_do_not_fit(recorded: Path) -> None:
     assert unfit > 0
     rows = {line.split("  ")[0]: line for line in shown.splitlines() if line.startswith(("unmanaged ", "off "))}
     assert all(f"– ({unfit})" in row and f"{raw['prefix_reuse']:.1%}" in row for row in rows.values())  # noqa: RUF001
-    assert f"off: {unfit} of {raw['requests']} requests do not fit the window: no cost is compared." in shown
+    assert f"off: {unfit} of {raw['requests']} requests do not fit the window: no ratio of costs is given." in shown
 
 
 def test_only_so_many_conversations_are_played_as_asked(recorded: Path) -> None:

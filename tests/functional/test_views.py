@@ -24,6 +24,7 @@ from tests.functional.harness import (
     tool_step,
     weir,
 )
+from tests.profile import soak
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -136,8 +137,9 @@ MOVING: dict[str, Callable[[Messages, int], Messages]] = {
     "lore for some turns": with_lore,
 }
 OF_AGENTS = ("a user message 0 before the end", "a user's text that changes")
+ORDINARY = ("a system message 4 before the end", "a user message 10 before the end", "two notes at two depths")
 MOVED = [
-    *[pytest.param(each, spoken, id=each) for each in MOVING],
+    *[pytest.param(each, spoken, id=each, marks=() if each in ORDINARY else soak) for each in MOVING],
     *[pytest.param(each, worked, id=f"{each} of an agent's") for each in OF_AGENTS],
 ]
 
