@@ -150,7 +150,9 @@ def _edited(piece: PlannedMessage, edits: Mapping[int, Edit]) -> tuple[PlannedMe
 
 
 def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
-    head, lasting, behind = transcript.head, transcript.lasting, transcript.after(cut.covers)
+    head = transcript.head
+    lasting = transcript.lasting
+    behind = transcript.after(cut.covers)
     after = sorted([*(lasting[p] for p in cut.after), *(i for i in transcript.floating if i < behind)])
     order: list[int | None] = [*range(head), *(lasting[p] for p in cut.before), None, *after]
     order.extend(range(behind, len(transcript.messages)))
@@ -359,7 +361,8 @@ class Bounds:
 
         The newest user message stands behind, with what follows it, so that nothing changes its order.
         """
-        transcript, current = self.transcript, self.protection.current
+        transcript = self.transcript
+        current = self.protection.current
         late = len(transcript.messages) if current is None or current == self.protection.task else current
         lasting = [i for i in stays if i not in transcript.floating]
         before = tuple(transcript.place(i) for i in lasting if i < late)

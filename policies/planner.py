@@ -422,7 +422,8 @@ def prepare(
             yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)
-    head, most = transcript.head, transcript.place(start)
+    head = transcript.head
+    most = transcript.place(start)
     gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
     before = known_summary(bounds, most=most)
     settled = known_summary(replace(bounds, known=replace(known, prepared=None)), most=most).covers

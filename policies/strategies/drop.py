@@ -219,7 +219,8 @@ def _clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) 
 
 
 def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
-    messages, newest = draft.transcript.messages, clippable(draft, bounds)
+    messages = draft.transcript.messages
+    newest = clippable(draft, bounds)
     pieces = [(p.index, p) for p in draft.pieces if p.index is not None and p.index in newest]
     weights = {i: p.tokens * (RESULT_WEIGHT if messages[i].is_result else 1) for i, p in pieces}
     return (p for i, p in sorted(pieces, key=lambda each: (-weights[each[0]], each[0])))
@@ -228,7 +229,8 @@ def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
 def clippable(draft: Draft, bounds: Bounds) -> set[int]:
     """The indices of what may be cut before a request is refused: results that no model has read, and what a user says
     only where the one message is larger than all that fits."""
-    messages, protection = draft.transcript.messages, bounds.protection
+    messages = draft.transcript.messages
+    protection = bounds.protection
     users = {i for i in protection.active if messages[i].role == "user"}
     users |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
     too_large = {i for i in users if messages[i].tokens > bounds.refused_above}

@@ -92,17 +92,14 @@ class Conversations:
 
         ``seed`` is that of the transcript's chain. Raises StoreError only if nothing was found in memory.
         """
-        found = await self._find(tenant, transcript, seed, name)
+        found = await self.find(tenant, transcript, seed, name)
         if found is None:
             is_answered = _opening(transcript) < len(transcript.chain)
-            recognised = await self._begin(tenant, transcript, name, resumes, is_told=not is_answered)
+            recognised = await self._begin(tenant, transcript, name, resumes, takes_state=not is_answered)
         else:
             recognised = await self._continue(found, name, resumes)
         self._remember(recognised.thread, recognised.transcript)
         return recognised
-
-    async def find(self, tenant: str, transcript: Transcript, *, seed: bytes, name: str | None) -> Match | None:
-        return await self._find(tenant, transcript, seed, name)
 
     def begin(self, tenant: str, transcript: Transcript, *, name: str | None, resumes: str | None) -> Match:
         thread = new_thread(tenant, self._names.get((tenant, name)) if name else None, name, resumes)
@@ -298,7 +295,7 @@ class Conversations:
             is_first = False
         return None
 
-    async def _find(self, tenant: str, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
+    async def find(self, tenant: str, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
         found = self._in_memory(transcript, seed, name)
         strays = found is None or found.length < min(found.thread.longest, len(found.transcript.chain))
         is_answered = _opening(transcript) < len(transcript.chain)
@@ -353,11 +350,11 @@ class Conversations:
         return True
 
     async def _begin(
-        self, tenant: str, transcript: Transcript, name: str | None, resumes: str | None, *, is_told: bool
+        self, tenant: str, transcript: Transcript, name: str | None, resumes: str | None, *, takes_state: bool
     ) -> Match:
-        """A new thread, which begins with the state of what it ``resumes`` where that ``is_told``."""
+        """A new thread, which begins with the state of what it ``resumes`` where that ``takes_state``."""
         thread = new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name, resumes)
-        if resumes is not None and is_told:
+        if resumes is not None and takes_state:
             try:
                 found = await self._store.latest_checkpoint(tenant, resumes)
             except StoreError as error:
@@ -372,8 +369,8 @@ class Conversations:
         is_whole = length == len(transcript.chain)
         more = 0 if is_whole else thread.longest - length
         if length <= _opening(transcript) and more > 0:
-            is_told = thread.known.resumed is not None
-            return await self._begin(thread.branch.tenant, transcript, name, resumes, is_told=is_told)
+            takes_state = thread.known.resumed is not None
+            return await self._begin(thread.branch.tenant, transcript, name, resumes, takes_state=takes_state)
         return await self._fork(found) if more > REWRITTEN_END else found
 
     async def _fork(self, found: Match) -> Match:

@@ -105,7 +105,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
                 degraded.append("store")
                 match = self.conversations.begin(asked.tenant, transcript, name=asked.name, resumes=asked.resumes)
-            thread, transcript = match.thread, match.transcript
+            thread = match.thread
+            transcript = match.transcript
             if span.recorded:
                 at = span.since(at, "recognise")
             if asked.resume is not None and asked.is_refused_state(thread, transcript):
@@ -345,7 +346,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             thread.known, thread.has_notes = replace(thread.known, notes=tuple(notes)), True
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        view, limits = recognized.view, recognized.policy_limits
+        view = recognized.view
+        limits = recognized.policy_limits
         if not view.ledger.is_empty or asked.edits is not None or asked.unbinds or recognized.loads:
             return None
         known, at = recognized.known(observed=asked.settings.observes), self.clock()
