@@ -159,7 +159,8 @@ class ExchangeProgress(msgspec.Struct):
             return None
         limits, budget, tokens = recognized.policy_limits, recognized.limits.budget, recognized.transcript.tokens
         used = budget.estimate(tokens)
-        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens))
+        refused = bool(self.refusal) or self.plan.refused is not None
+        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens), emergency=refused)
         zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
         return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
 
