@@ -73,7 +73,7 @@ class Sample(NamedTuple):
 
     ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a growth is that is one,
     ``repeats`` how often in a row its newest call was made. ``bloat_limit`` is None while there is much room,
-    ``requests_left`` where nothing grows or a layer acts before the window overflows. ``due`` is the utilization before
+    ``requests_left`` where nothing grows or layers keep it in its window. ``due`` is the utilization before
     any layer acted, ``rung`` says that what the layers did was not enough.
     """
 

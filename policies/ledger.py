@@ -193,6 +193,11 @@ class LayerReport:
     prunable: int | None = None
 
 
+def needed_rung(trail: Sequence[LayerReport]) -> bool:
+    """Whether what the layers did was not enough: that is what an emergency is."""
+    return any(report.rung and report.kept for report in trail)
+
+
 class Status(StrEnum):
     """How far a subtask is; ``planned`` means that nothing of it has been done."""
 
@@ -494,8 +499,8 @@ class Decision(NamedTuple):
 
     @property
     def needed_rung(self) -> bool:
-        """Whether what the layers did was not enough."""
-        return any(report.rung and report.kept for report in self.trail)
+        """Whether it is an emergency."""
+        return needed_rung(self.trail)
 
     @property
     def stage(self) -> str:

@@ -24,6 +24,7 @@ from policies.ledger import (
     LayerReport,
     Prepared,
     Trend,
+    needed_rung,
 )
 from policies.limits import (
     CLOSE,
@@ -340,7 +341,7 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         tokens=after,
         buckets=buckets,
         acted=new,
-        emergency=any(r.rung and r.kept and r.layer != "compact" for r in trail),
+        emergency=needed_rung(trail),
     )
     covered = () if draft.cut is None else draft.cut.hidden(draft.transcript.lasting)
     length = len(draft.transcript.chain)

@@ -130,10 +130,11 @@ def read_pressure(
     acted: bool = False,
     emergency: bool = False,
 ) -> WindowPressure:
+    """How full a window is. ``fits``: the answer's reserve stays free; ``emergency``: a rung was needed."""
     level = used / base
     zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
-    status = "emergency" if emergency or not fits else "active" if acted else STATUSES.get(zone, "active")
-    return WindowPressure(level=level, zone=zone, status=status)
+    idle = "active" if acted else STATUSES.get(zone, "active")
+    return WindowPressure(level=level, zone=zone, status="emergency" if emergency else idle)
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:

@@ -5,8 +5,9 @@ ever fetched: what only has an address costs what a typical one costs, and a fil
 Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
 upstream takes.
 
-:func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one that has to fit, and
-:func:`cap_text` is for a tool result above its cap, where a line of JSON says where the archive's text goes on:
+:func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one that has to fit,
+:func:`clip_growing` those of one that is sent again with more behind it, and :func:`cap_text` is for a tool result
+above its cap, where a line of JSON says where the archive's text goes on:
 ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
 
     {"truncated": true, "ref": "0123456789ab.txt", "next_cursor": 4938}
@@ -19,6 +20,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -26,6 +29,11 @@ _LOOSE = " \n,;:-\u2013\u2014([…"
 HEAD_SHARE = 0.6
 MIN_KEPT = 16
 MIN_SIDES = 64
+REF_BYTES = 6
+NOTE_TOKENS = 40
+"""What a note of what was left out takes at the most, with its line breaks."""
+PARTS_OF_A_BATCH = 8
+"""A batch of what is cut out of a growing text ends where so many of its parts, at a token a letter, are full."""
 TEXT_OF = ".txt"
 
 Method = Literal["middle_out", "head", "tail"]
@@ -64,6 +72,52 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
             return clipped
         kept = min(kept - 1, int(kept * max_tokens / size * 0.98))
     return left_out(total, ref)
+
+
+def clip_growing(text: str, max_tokens: int, *, batch: float, counter: TokenCounter) -> str:
+    """Both ends of a text within ``max_tokens``, so that the same text with more behind it begins with what is shown.
+
+    Where the middle begins and ends is measured from the text's start, and it grows by ``batch``, a share of the end's
+    room, at a time: until the end is full again nothing is changed in front of what is new. The note names the
+    middle by its own hash (:func:`middle_of`).
+    """
+    kept = max_tokens - NOTE_TOKENS
+    head = int(kept * HEAD_SHARE)
+    tail = kept - head
+    page = max(MIN_KEPT, int(batch * tail))
+    size = max(MIN_KEPT, page // PARTS_OF_A_BATCH)
+    parts = [counter.count(text[at : at + size]) for at in range(0, len(text), size)]
+    first = bisect_right(list(accumulate(parts)), head)
+    left = sum(parts[first:])
+    start = first
+    removed = 0
+    paged = 0
+    for place, tokens in enumerate((*parts[first:], 0), start=first):
+        if paged and (paged + tokens > page or place == len(parts)):
+            removed += paged
+            start = place
+            paged = 0
+            middle = text[first * size : start * size]
+            shown = f"{text[: first * size]}\n{left_out(removed, _ref(middle))}\n{text[start * size :]}"
+            if left - removed <= tail and counter.count(shown) <= max_tokens:
+                return shown
+        paged += tokens
+    return left_out(sum(parts), _ref(text))
+
+
+def middle_of(text: str, shown: str) -> tuple[str, str] | None:
+    """What :func:`clip_growing` left out of ``text``, behind the name that ``shown`` has for it."""
+    for note in _GROWING.finditer(shown):
+        begins = shown[: note.start()]
+        ends = shown[note.end() :]
+        middle = text[len(begins) : len(text) - len(ends)]
+        if _ref(middle) == note["ref"] and text == f"{begins}{middle}{ends}":
+            return note["ref"], middle
+    return None
+
+
+def _ref(middle: str) -> str:
+    return blake2b(middle.encode("utf-8", "surrogatepass"), digest_size=REF_BYTES).hexdigest()
 
 
 def shorten(text: str, longest: int) -> str:
@@ -153,6 +207,9 @@ def _cut(text: str, share: float, removed: int, ref: str) -> str:
 
 def left_out(removed: int, ref: str) -> str:
     return f"[weir: about {removed} tokens left out here; archived as {ref}]"
+
+
+_GROWING = re.compile(r"\n?\[weir: about \d+ tokens left out here; archived as (?P<ref>[0-9a-f]{12})\]\n?")
 
 
 Size = tuple[int, int]

@@ -40,7 +40,7 @@ import xxhash
 
 from policies.health import LOOP, Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import Decision, EditKind, WindowPressure
-from policies.limits import Limits
+from policies.limits import TokenBudget
 from policies.messages import Run, follow_calls
 from policies.pressure import raw_buckets
 from policies.quality.prices import TokenPrices
@@ -244,8 +244,8 @@ class HealthBook:
             spike=None if decision is None else _spike(decision, recognized, settings),
             repeats=run.longest,
             bloat=0.0 if decision is None else _bloat(decision, recognized, settings),
-            bloat_limit=None if pressure.zone == "green" or _acts_later(decision, settings, limits) else limits.bloat,
-            requests_left=_requests_left(decision, settings, limits=limits, used=used),
+            bloat_limit=None if pressure.zone == "green" or _is_kept(decision, settings) else limits.bloat,
+            requests_left=_requests_left(decision, settings, budget=limits.budget, used=used),
             window_id=None if decision is None or observes else decision.window_id,
             due=0.0 if made is None else made.due / max(1, limits.base),
             rung=made is not None and made.needed_rung,
@@ -315,30 +315,30 @@ def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 
 
-def _acts_later(decision: Decision | None, settings: ContextSettings, limits: Limits) -> bool:
-    """Whether a layer acts before the window overflows: below the trigger, but for what was brought back."""
-    if decision is None or settings.observes or settings.when_full != "manage":
-        return False
-    brought_back = 0
-    if EditKind.RECALL in decision.applied:
-        brought_back = sum(p.tokens for p in decision.pieces or () if p.kind is EditKind.RECALL)
-    return decision.raw_after - brought_back <= limits.trigger
+def _is_kept(decision: Decision | None, settings: ContextSettings) -> bool:
+    """Whether layers keep the conversation in its window: no rung was needed."""
+    return _is_managed(settings) and decision is not None and not decision.needed_rung
 
 
-def _requests_left(decision: Decision | None, settings: ContextSettings, *, limits: Limits, used: int) -> float | None:
-    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit.
+def _is_managed(settings: ContextSettings) -> bool:
+    return not settings.observes and settings.when_full == "manage"
 
-    None where nothing grows, and where a layer acts before.
+
+def _requests_left(
+    decision: Decision | None, settings: ContextSettings, *, budget: TokenBudget, used: int
+) -> float | None:
+    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit, or needed a rung.
+
+    None where nothing grows, and where layers keep the conversation in its window.
     """
-    budget = limits.budget
+    if _is_managed(settings) and decision is not None:
+        return 0.0 if decision.needed_rung else None
     room = budget.window - budget.reserve - used
     if budget.max_input is not None:
         room = min(room, budget.max_input - used)
     if room < 0:
         return 0.0
     if decision is None:
-        return None
-    if _acts_later(decision, settings, limits):
         return None
     speed = None if decision.reading is None else decision.reading.velocity_tokens_per_turn
     return room / speed if speed is not None and speed > 0 else None

@@ -277,15 +277,15 @@ async def relay_stream(
     pour: Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None = None,
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
-    codec: Codec = CHAT,
-) -> Tap:
-    """Send a stream on; what was seen of it comes back. Raises Cut if it broke off, or ended in the middle.
+    tap: StreamTap | None = None,
+) -> None:
+    """Send a stream on, past a ``tap``. Raises Cut if it broke off, or ended in the middle.
 
-    ``explain`` says what the client is told of that, as an event. Without it the stream may be anything: nothing
-    is read of it, and nothing is added to it. ``begun`` is called when the first piece has come. ``pour`` sends on what
+    ``explain`` says what the client is told of that, as an event. Without it nothing is added to the stream, which may
+    be anything, or have an encoding. ``begun`` is called when the first piece has come. ``pour`` sends on what
     follows the opening past ``send``, and returns as :meth:`HTTPAnswer.pour`.
     """
-    tap, lines = StreamTap(codec=codec), Lines()
+    lines = Lines()
     await send_start(send, status=status, headers=headers)
 
     def seen(chunk: bytes) -> bytes:
@@ -293,13 +293,12 @@ async def relay_stream(
         if begun is not None:
             begun()
             begun = None
-        if explain is None:
-            return chunk
-        tap.feed(chunk)
-        return lines.whole(chunk)
+        if tap is not None:
+            tap.feed(chunk)
+        return chunk if explain is None else lines.whole(chunk)
 
     try:
-        with contextlib.nullcontext() if explain is None else to_its_end(tap):
+        with contextlib.nullcontext() if explain is None or tap is None else to_its_end(tap):
             for chunk in () if opening is None else opening.held:
                 await send_more(send, seen(chunk))
             if opening is not None and opening.pending is not None:
@@ -313,11 +312,10 @@ async def relay_stream(
                     await send_more(send, b"")  # which waits for the client
         await send_more(send, lines.rest)
     except (StreamBroken, UpstreamTimeout) as error:
-        if explain is not None:
-            await send_more(send, codec.error_event(explain(error), tap.seen.id))
+        if explain is not None and tap is not None:
+            await send_more(send, tap.codec.error_event(explain(error), tap.seen.id))
         raise StreamCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-    return tap.seen
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ Nothing is changed and nothing is held back; where the answer cannot be read the
 """
 
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from proxy.wire.codec import CHAT, ERROR, Codec
+from proxy.wire.encodings import Unpacker, encodings_of
 from proxy.wire.raw import DONE, Decoder, ServerSentEvent, read_value
 
 MAX_READ = 8 * 1024 * 1024
@@ -164,13 +164,14 @@ def error_code(body: bytes) -> str | None:
 class StreamTap(msgspec.Struct):
     """A tap on server-sent events. Chunks without a word that matters are not decoded.
 
-    ``between`` says that what was fed ends with an event.
+    ``between`` says that what was fed ends with an event; ``unpacker`` is there where the answer has an encoding.
     """
 
     seen: Tap = msgspec.field(default_factory=Tap)
     events: int = 0
     codec: Codec = CHAT
     between: bool = True
+    unpacker: Unpacker | None = None
     _decoder: Decoder = msgspec.field(default_factory=Decoder)
 
     @property
@@ -182,6 +183,8 @@ class StreamTap(msgspec.Struct):
         return self._decoder.in_event
 
     def feed(self, chunk: bytes) -> None:
+        if self.unpacker is not None:
+            chunk = self.unpacker.feed(chunk)
         seen, before = self.seen, self.between
         seen.size += len(chunk)
         if len(seen.sample) < MAX_SAMPLED:
@@ -214,6 +217,12 @@ class StreamTap(msgspec.Struct):
         self.seen.read(value)
 
 
+def unpacker_for(headers: Sequence[tuple[bytes, bytes]]) -> Unpacker | None:
+    """What takes the encodings of an answer off; None where it has none."""
+    encodings = encodings_of(headers)
+    return Unpacker(encodings, most=MAX_UNPACKED) if encodings else None
+
+
 def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
     seen = Tap()
     if len(body) <= MAX_READ:
@@ -234,9 +243,7 @@ _SAID = re.compile(rb'"usage"\s{0,8}:\s{0,8}(\{[^{}]{0,2000}(?:\{[^{}]{0,1000}\}
 _WORD = b'"usage"'
 _MAX_SAID_LEN = 8192
 _KINDS = (b"application/json", b"text/event-stream")
-_PACKED = frozenset({b"gzip", b"x-gzip", b"deflate"})
-_MAX_UNPACKED = 64 * 1024 * 1024
-_AT_ONCE = 256 * 1024
+MAX_UNPACKED = 64 * 1024 * 1024
 
 
 class Reported:
@@ -248,28 +255,15 @@ class Reported:
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         named = {name.lower(): value.strip().lower() for name, value in headers}
-        encoding = named.get(b"content-encoding", b"identity")
-        self._is_read = named.get(b"content-type", b"").startswith(_KINDS) and encoding in {b"identity", *_PACKED}
-        self._unpacker = zlib.decompressobj(wbits=47) if encoding in _PACKED else None
-        self._left = _MAX_UNPACKED
+        self._is_read = named.get(b"content-type", b"").startswith(_KINDS)
+        self._unpacker = unpacker_for(headers)
         self._tail = b""
         self.usage: ReportedUsage | None = None
 
     def feed(self, chunk: bytes) -> None:
         if not self._is_read:
             return
-        if self._unpacker is None:
-            self._look(chunk)
-            return
-        try:
-            while chunk and self._is_read:
-                text = self._unpacker.decompress(chunk, _AT_ONCE)
-                chunk = self._unpacker.unconsumed_tail
-                self._left -= len(text)
-                self._is_read = self._left > 0
-                self._look(text)
-        except zlib.error:
-            self._is_read = False
+        self._look(chunk if self._unpacker is None else self._unpacker.feed(chunk))
 
     def _look(self, chunk: bytes) -> None:
         text = self._tail + chunk

@@ -42,14 +42,18 @@ from policies.ledger import SHORTENED, Edit, EditKind, PlannedMessage
 from policies.limits import ingest_cap_for
 from policies.messages import answered_calls, parse_turn_boundaries
 from policies.text.gist import without_fields
-from policies.tokens import cap_text
+from policies.tokens import cap_text, clip_growing
 
 ANY_TOOL = "*"
 MIN_CLIPPED_TOKENS = 64
 SLACK = 8
 RESULT_WEIGHT = 2
-MIN_CLIPPED_SHARE = 0.5
+MOST_THAT_STAYS = 0.5
 MIN_CUT_AGAIN = 0.2
+GRID = 64
+"""Parts of the window in which the room of a user's message is counted: a slightly other estimate moves no cut."""
+MOST_LEFT = 0.75
+"""Low water for a user's message at the most: a batch is worth the prefix that it costs."""
 NOT_SUMMARISED = "not_summarised"
 
 
@@ -191,18 +195,20 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     """The draft with the largest of its newest results, or a user's message that no window could hold, cut to fit
     ``target``.
 
-    A result counts twice its size in the order, since it can be asked for again.
+    A result counts twice its size in the order, since it can be asked for again. A user's message may be one that its
+    client sends again with more behind it: its cut moves in batches, down to low water.
     """
     edits = dict[int, Edit]()
     tokens = draft.tokens
     for piece in _clippable(draft, bounds):
         index = piece.index or 0
         excess = tokens - target
-        if excess <= 0:
-            break
+        crowds = _crowds(piece, bounds)
+        if excess <= 0 and not crowds:
+            continue
         allowed = piece.tokens - excess - SLACK
-        if index not in bounds.protection.active:  # it stays: without room for what follows it is cut every time
-            allowed = min(allowed, int(piece.tokens * (1 - MIN_CLIPPED_SHARE)))
+        if crowds:
+            allowed = min(allowed, int(MOST_THAT_STAYS * bounds.safe_limit))
         edit = _clipped(draft, bounds, piece, max(MIN_CLIPPED_TOKENS, allowed))
         if edit is not None:
             edits[index] = edit
@@ -210,11 +216,28 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     return draft.with_edits(edits)
 
 
+def is_clip_due(draft: Draft, bounds: Bounds) -> bool:
+    """Whether the draft is too large, or a message that had to be cut leaves no room for what follows it."""
+    return draft.tokens > bounds.hard_limit or any(_crowds(piece, bounds) for piece in _clippable(draft, bounds))
+
+
+def _crowds(piece: PlannedMessage, bounds: Bounds) -> bool:
+    """Whether a message stays that takes most of the window: every later step would be a batch."""
+    return piece.index not in bounds.protection.active and piece.tokens > MOST_THAT_STAYS * bounds.safe_limit
+
+
 def _clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Edit | None:
     index, messages = piece.index or 0, draft.transcript.messages
     if allowed >= piece.tokens or (messages[index].media and not messages[index].is_result):
         return None
-    edit = clipped(bounds, index, allowed, EditKind.CLIP)
+    body = bounds.transcript.read(index)
+    if messages[index].is_result or body.data or body.attached:
+        edit = clipped(bounds, index, allowed, EditKind.CLIP)
+    else:
+        most = allowed - allowed % max(1, bounds.budget.window // GRID)
+        batch = 1 - min(bounds.shape.low_water, MOST_LEFT)
+        own = clip_growing(body.text, most - MESSAGE_OVERHEAD, batch=batch, counter=bounds.counter)
+        edit = bounds.edited(index, own, EditKind.CLIP)
     return edit if edit.tokens < piece.tokens else None
 
 

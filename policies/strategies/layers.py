@@ -202,7 +202,7 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     if work.draft.tokens > target:
         done = drop.DropOldest().apply(work.draft, at_target)
         work.take("drop_oldest", done, kept=done.tokens < work.draft.tokens, rung=True)
-    if work.draft.tokens > target:
+    if drop.is_clip_due(work.draft, bounds):
         done = drop.clip(work.draft, bounds, target=bounds.safe_limit)
         work.take("clip", done, kept=done.tokens < work.draft.tokens, rung=True)
 

@@ -391,6 +391,8 @@ class Stay:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, (Forbidden, ModelNotAllowed)):
             self.admission.forget(self)
+            if self.began is not None and self.admission.shared is not None:
+                self.admission.shared.forget(self.key)
         self.admission.leave(self)
 
 

@@ -8,6 +8,7 @@ each process keeps the limits alone, as where nothing is shared.
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable
 
 from proxy.store import Store
@@ -28,10 +29,13 @@ class SharedLimits:
         self._process = secrets.token_hex(6)
         self._said: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._forgotten: Counter[str] = Counter()
         self._saying: asyncio.Task[None] | None = None
 
     async def enter(self, key: str, *, rate: int | None, most: int | None) -> KeyUse | None:
         """The refusal of a request that this process has let in; None where it may begin, or nobody can say."""
+        if key in self._forgotten:
+            await self.settle()
         use = await self._ask(key, rate, most)
         if use is not None and use.refused is Refusal.CONCURRENCY:
             await asyncio.sleep(SETTLES)
@@ -57,6 +61,11 @@ class SharedLimits:
             self._changed.add(key)
             self._say()
 
+    def forget(self, key: str) -> None:
+        """Let a request that was not allowed count for nothing within its minute."""
+        self._forgotten[key] += 1
+        self._say()
+
     async def renew(self) -> None:
         """Say again what is open here, before it is no longer believed."""
         self._changed |= {key for key, count in self._said.items() if count}
@@ -69,18 +78,20 @@ class SharedLimits:
             await asyncio.wait({self._saying})
 
     def _say(self) -> None:
-        if self._changed and (self._saying is None or self._saying.done()):
+        if (self._changed or self._forgotten) and (self._saying is None or self._saying.done()):
             self._saying = asyncio.create_task(self._write(), name="weir-key-use")
 
     async def _write(self) -> None:
-        while self._changed:
+        while self._changed or self._forgotten:
             here = {key: self._open_here(key) for key in self._changed}
             self._changed.clear()
+            forgotten = dict(self._forgotten)
             try:
-                await self._store.keep_key_use(here, process=self._process)
+                await self._store.keep_key_use(here, process=self._process, forgotten=forgotten)
             except StoreError as error:
                 log.warning("how many requests of keys are open could not be stored: %s", error)
                 return
+            self._forgotten -= Counter(forgotten)
             self._said |= here
             self._changed |= {key for key, count in here.items() if self._open_here(key) != count}
             self._said = {key: count for key, count in self._said.items() if count or key in self._changed}

@@ -20,6 +20,7 @@ import msgspec
 
 from policies.ledger import (
     EVERY_WINDOW,
+    NOTHING,
     REWRITTEN,
     ConversationState,
     Edit,
@@ -54,7 +55,7 @@ MAX_HELD = 48 << 20
 """Bytes of what was decided on conversations; of others it is read from the store when they go on."""
 MAX_REMOVED = 10_000
 MAX_VIEWS = 16
-"""Of a thread: an upstream that names another limit in each of its refusals would make one for each."""
+"""Of a thread in memory: an upstream that names another limit in each of its refusals would make one for each."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -107,24 +108,39 @@ class Conversations:
         return Match(thread, transcript, 0)
 
     async def view(self, thread: Thread, window: int) -> View:
-        """What was decided on a thread for one window; a new one begins with what was for the next larger one."""
-        view = thread.views.get(window)
-        if view is not None:
-            return view
+        """What was decided on a thread for one window; a new one begins with what was for the next larger one.
+
+        Whoever comes while it is opened waits for that: nothing is decided on one that is not whole.
+        """
+        if window not in thread.views:
+            async with thread.opening:
+                if window not in thread.views:
+                    view = await self._opened(thread, window)
+                    while len(thread.views) >= MAX_VIEWS:
+                        dropped = next(iter(thread.views))
+                        thread.views.pop(dropped)
+                        thread.dropped.add(dropped)
+                    thread.views[window] = view
+        return thread.views[window]
+
+    async def _opened(self, thread: Thread, window: int) -> View:
         view = View(window, begun(thread.ledgers(), window))
-        while len(thread.views) >= MAX_VIEWS:
-            thread.views.pop(next(iter(thread.views)))
-        thread.views[window] = view
         if thread.branch.trend is not None and thread.branch.trend.window in (window, EVERY_WINDOW):
             view.follow(thread.branch.trend)
+        if not self._store.keeps_content:
+            return view
         larger = [each for each, other in thread.views.items() if each > window and other.ledger is view.ledger]
-        if larger and not view.ledger.is_empty and self._store.keeps_content:
-            try:
+        stored = NOTHING
+        try:
+            if window in thread.dropped:
+                branch = await self._store.branch(thread.branch.tenant, thread.branch.branch)
+                stored = NOTHING if branch is None else branch.views.get(window, NOTHING)
+            if stored.is_empty and larger and not view.ledger.is_empty:
                 stored = await self._store.open_view(thread.branch, window, min(larger))
-            except StoreError as error:
-                log.warning("a view of a conversation could not be stored, it holds in memory: %s", error)
-            else:
-                view.ledger = view.ledger if stored.is_empty else stored
+        except StoreError as error:
+            log.warning("a view of a conversation could not be read or stored, it holds in memory: %s", error)
+        if not stored.is_empty:
+            view.ledger = stored
         return view
 
     def arrival(self, thread: Thread, view: View, transcript: Transcript, *, request: str, model: str) -> Arrival:

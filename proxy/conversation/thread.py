@@ -134,6 +134,7 @@ class Thread:
     how many messages of its requests were given to who keeps them to be looked at, ``still`` what was read of
     the first of its requests that seem to be cut in silence, and what was sent. ``tail`` are the digests of the newest
     messages of the last request, as one text, and ``before`` the hash of the history in front of them.
+    ``opening`` lets one request at a time open a view, ``dropped`` are the windows of those that the store alone has.
     """
 
     branch: Branch
@@ -145,6 +146,8 @@ class Thread:
     health: str | None = field(init=False)
     longest: int = field(init=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    dropped: set[int] = field(default_factory=set)
     has_notes: bool = False
     above: bool = False
     read: int = 0

@@ -32,6 +32,9 @@ from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
+CLIENT_LEFT = "client_disconnect"
+BROKE_OFF = "stream_broken"
+CUT_OFF = frozenset({CLIENT_LEFT, BROKE_OFF})
 
 
 class ExchangeProgress(msgspec.Struct):
@@ -95,24 +98,34 @@ class ExchangeProgress(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> tuple[ReportedUsage, ...]:
-        """What each answer took, every round's, also where the last failed; Weir's own count of one without usage."""
+        """What each answer took, every round's, also where the last failed.
+
+        Weir's own count of one without usage, or that broke off before it was said how long it is.
+        """
         rounds = () if self.attempts is None else self.attempts.rounds
         took = (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
-        if took and together(took).prompt is not None:
+        if took and together(took).prompt is not None and (rounds or not self._is_cut_off):
             return took
         counted = self._counted()
         return took if counted is None else (counted,)
 
+    @property
+    def _is_cut_off(self) -> bool:
+        return self.error in CUT_OFF and not self.seen.finished
+
     def _counted(self) -> ReportedUsage | None:
-        """What a request took whose answer reports no usage; None where it was not recognised or nothing was said."""
+        """What a request took by Weir's own count; None where it was not recognised or nothing was said."""
         recognized, asked, seen = self.plan.recognized, self.asked, self.seen
         if recognized is None or asked is None or not seen.said or (self.status or 0) >= 400:
             return None
         written = messages_in(bytes(seen.sample), asked.request.codec)
         counts = [asked.counter.count(text) for message in written for text in texts_of(message)]
-        return ReportedUsage(
-            prompt=recognized.limits.budget.estimate(self.plan.sent),
-            completion=round(sum(counts) * seen.size / max(1, len(seen.sample))),
+        told = seen.usage or NO_USAGE
+        written_tokens = round(sum(counts) * seen.size / max(1, len(seen.sample)))
+        return msgspec.structs.replace(
+            told,
+            prompt=recognized.limits.budget.estimate(self.plan.sent) if told.prompt is None else told.prompt,
+            completion=max(written_tokens, told.completion or 0),
             estimated=True,
         )
 
@@ -148,7 +161,7 @@ class ExchangeProgress(msgspec.Struct):
             self.refusal = error.weir or {}
 
     def gone(self) -> None:
-        self.error = "client_disconnect"
+        self.error = CLIENT_LEFT
         self.status = self.status or CLIENT_CLOSED
 
     def tokens(self) -> TokenUsage | None:
@@ -159,7 +172,8 @@ class ExchangeProgress(msgspec.Struct):
             return None
         limits, budget, tokens = recognized.policy_limits, recognized.limits.budget, recognized.transcript.tokens
         used = budget.estimate(tokens)
-        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens))
+        refused = bool(self.refusal) or self.plan.refused is not None
+        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens), emergency=refused)
         zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
         return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
 

@@ -46,7 +46,7 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.record import ExchangeProgress, evicted_count
+from proxy.exchange.record import BROKE_OFF, ExchangeProgress, evicted_count
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import (
     Attempts,
@@ -80,7 +80,7 @@ from proxy.stream import (
     unbuffered,
     while_connected,
 )
-from proxy.tap import Tap
+from proxy.tap import StreamTap, Tap, unpacker_for
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import came_through, has_no_route
@@ -171,7 +171,7 @@ class ExchangeHandler:
             self.task.uncancel()
             await self._refuse(ShuttingDown("The proxy is stopping; please send the request again."))
         except StreamCut:
-            progress.error = "stream_broken"
+            progress.error = BROKE_OFF
         except ProxyError as error:
             await self._refuse(error)
         finally:
@@ -467,11 +467,11 @@ class ExchangeHandler:
                     explain=self._explain,
                     ended=recalling.note_round,
                 )
-                result = await relaying.run(received)
-                if isinstance(result, Tap):
-                    progress.seen = result
+                progress.seen = relaying.tap.seen
+                left = await relaying.run(received)
+                if left is None:
                     return
-                received = result
+                received = left
         finally:
             rounds.finish()
             progress.recalls = rounds.recalled
@@ -500,8 +500,10 @@ class ExchangeHandler:
                 await relay_whole(self.send, answer, status=answer.status, headers=headers, body=received.body)
                 progress.seen = received.seen or Tap()
             elif received.chunks is not None:
+                tap = StreamTap(codec=self.codec, unpacker=unpacker_for(answer.headers))
+                progress.seen = tap.seen  # also of a stream that breaks off
                 async with aclosing(received.chunks) as chunks:
-                    progress.seen = await relay_stream(
+                    await relay_stream(
                         self.send,
                         status=answer.status,
                         headers=headers,
@@ -509,7 +511,7 @@ class ExchangeHandler:
                         chunks=chunks,
                         pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
-                        codec=self.codec,
+                        tap=tap,
                         begun=None if progress.attempts is None else progress.attempts.begin_stream,
                     )
         finally:

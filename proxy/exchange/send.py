@@ -31,7 +31,7 @@ from proxy.stream import (
     is_stream,
     open_stream,
 )
-from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion
+from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, unpacker_for
 from proxy.telemetry.logs import CONTEXT_HEADERS
 from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
@@ -203,8 +203,10 @@ class Attempts(msgspec.Struct):
             self.received = time.perf_counter()
         if answer.status == 200 and not body.strip():
             raise UpstreamEmpty("The upstream answered 200 with an empty body.")
-        seen = read_completion(body, self.request.codec) if answer.status < 400 else None
-        if seen is not None and seen.truncated and answer.ended:
+        unpacker = unpacker_for(answer.headers)
+        said = body if unpacker is None else unpacker.feed(body)
+        seen = read_completion(said, self.request.codec) if answer.status < 400 else None
+        if seen is not None and seen.truncated and answer.ended and unpacker is None:
             raise UpstreamUnreachable(IN_THE_MIDDLE)
         if seen is not None and span.captures:
             span.said_whole(body)

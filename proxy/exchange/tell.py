@@ -394,7 +394,7 @@ def row_of(
         turns_until_red=reading.turns_until_red if reading is not None else None,
         trend=decision.trend._replace(window=recognized.view.window) if decision is not None else None,
         parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
-        detail=_detail(record, recognized),
+        detail=_detail(record, recognized) | {"status": pressure.status},
         health=record.checkup,
         events=record.events,
         refusal={"code": plan.refused} if plan.refused is not None else exchange.refusal,

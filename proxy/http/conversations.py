@@ -10,8 +10,6 @@ from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
 from policies.pressure import STATUSES, BucketLine, bucket_report, turns_remaining, velocity_class
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
-    ACTED,
-    EMERGENCY,
     ZONES,
     Count,
     Digest,
@@ -127,9 +125,8 @@ def _pressure(last: ExchangeRow) -> Pressure:
 
 
 def _window_status(last: ExchangeRow) -> str:
-    if last.action == EMERGENCY:
-        return "emergency"
-    return "active" if last.action in ACTED else STATUSES.get(last.zone, "active")
+    told = last.detail.get("status")
+    return told if isinstance(told, str) else STATUSES.get(last.zone, "active")
 
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Budget:

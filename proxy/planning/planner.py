@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -57,6 +57,8 @@ from proxy.wire.render import render, rewritten, without_marks
 from proxy.wire.transcripts import RequestTranscript, Transcripts
 
 log = logging.getLogger("weir.planning")
+
+T = TypeVar("T")
 
 MAX_REPLANS = 4
 MANY = 2_000
@@ -495,12 +497,18 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.settler.failing:
             return None
-        try:
+        thread = recognized.thread
+
+        async def commit() -> int:
             version = await self.store.commit(change)
+            thread.save(change.checkpoint, version, length=change.length)
+            return version
+
+        try:
+            version = await _to_its_end(commit())
         except StoreError as error:
             log.warning("the state of a conversation could not be saved: %s", error)
             return None
-        recognized.thread.save(change.checkpoint, version, length=change.length)
         self.saved(effect.reason)
         return version
 
@@ -531,9 +539,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _store(self, thread: Thread, change: Change) -> bool | None:
         """Have a change hold from now on: stored, or (False) in memory only; None if another process was first."""
+
+        async def commit() -> None:
+            thread.apply(change, await self.store.commit(change))
+
         if not self.settler.failing:
             try:
-                thread.apply(change, await self.store.commit(change))
+                await _to_its_end(commit())
             except StaleVersion as stale:
                 if stale.current < change.expected:
                     await self.conversations.restate(thread)
@@ -590,6 +602,19 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             bare = [request.codec.unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
             return marked(messages=bare, pruned=()), sent
         return (marked(messages=None, pruned=()) if marker else request.body), sent
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What comes of work that goes on where its client leaves: what is stored has to be known here, too.
+
+    Who is cancelled waits for it, since he holds the conversation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ after it, placeholders, markers and summaries included.
 """
 
 import datetime as dt
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
@@ -19,6 +20,7 @@ from policies.memory.checkpoint import Checkpoint
 from policies.messages import ToolCall, ToolDefinition, Transcript, answered_calls
 from policies.settings import ClientEdits, ContextSettings
 from policies.summary.prompts import PROMPTS
+from policies.tokens import middle_of
 from proxy.conversation.thread import Thread, View
 from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
@@ -210,7 +212,11 @@ def change_of(
         nothing,
         edits=decision.edits,
         cut=cut,
-        originals=(*(_original(asked, recognized, i) for i in decision.removed), *_definitions(asked, decision)),
+        originals=(
+            *(_original(asked, recognized, i) for i in decision.removed),
+            *_middles(asked, recognized, decision),
+            *_definitions(asked, decision),
+        ),
         covered=tuple(messages[i].ref for i in decision.covered),
         checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
@@ -250,6 +256,19 @@ def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Origina
         body=asked.request.codec.stored(raw),
         text=recognized.transcript.read(index).everything,
     )
+
+
+def _middles(asked: PlanRequest, recognized: Recognized, decision: Decision) -> Iterator[Original]:
+    """What was left out of messages that may be sent again with more behind them, under a name that does not change."""
+    for piece in decision.pieces or ():
+        if piece.index not in decision.removed or piece.text is None or piece.kind is not EditKind.CLIP:
+            continue
+        found = middle_of(recognized.transcript.read(piece.index).text, piece.text)
+        if found is not None:
+            ref, text = found
+            role = recognized.transcript.messages[piece.index].role
+            body = json.dumps({"role": role, "content": text}).encode()
+            yield Original(ref=ref, role=role, tokens=asked.counter.count(text), body=body, text=text)
 
 
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})

@@ -270,6 +270,7 @@ class Relaying:
         headers: the client's response headers for an upstream's answer.
         explain: what a client is told whose stream broke off.
         ended: told what each round that is followed by another one has said of itself.
+        tap: watches what the client is sent.
     """
 
     rounds: Rounds
@@ -278,13 +279,14 @@ class Relaying:
     headers: Callable[[UpstreamResponse], Headers]
     explain: Callable[[Exception], ProxyError]
     ended: Ended
+    tap: StreamTap = field(default_factory=lambda: StreamTap(codec=CHAT))
 
-    async def run(self, received: UpstreamResponse) -> Tap | UpstreamResponse:
-        """What the client saw, or an answer that is to be relayed instead, nothing having been sent.
+    async def run(self, received: UpstreamResponse) -> UpstreamResponse | None:
+        """Nothing, or an answer that is to be relayed instead, nothing having been sent.
 
         Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and nothing was sent.
         """
-        gate = Gate(self.send, self.headers, received, StreamTap(codec=CHAT))
+        gate = Gate(self.send, self.headers, received, self.tap)
         earlier: Earlier | None = None
         while True:
             view = RoundView(self.rounds.offer.name, earlier, may_recall=self.rounds.may_go_on)
@@ -301,7 +303,7 @@ class Relaying:
                 received.answer.close()
                 await self._fail(gate, _refusal(received))
         await gate.close()
-        return gate.tap.seen
+        return None
 
     async def _round(self, gate: Gate, view: RoundView, received: UpstreamResponse) -> Tap:
         tap = StreamTap(codec=CHAT)

@@ -18,7 +18,7 @@ from itertools import chain
 from operator import mul
 from statistics import fmean, pstdev
 from typing import Any
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import TSVECTOR
@@ -97,6 +97,9 @@ MATCH_SQLITE = (
     .where(sa.text("originals_fts MATCH :query"))
     .order_by(originals.c.id.desc())
 )
+SIGNS = frozenset({"So", "Sk"})
+OF_A_SIGN = "\ufe0e\ufe0f"
+"""How an emoji is to be shown: some write it, some do not."""
 ACCENTS = re.compile("[\u0300-\u036f]+")
 CANDIDATES = 400
 BM25_K1, BM25_B = 1.2, 0.75
@@ -122,23 +125,31 @@ def search(
 
     With the id of a ``conversation`` only those that were removed from it.
     """
-    terms = list(dict.fromkeys(term for word in text.split() for term in _phrases(word)))[:MAX_TERMS]
+    given = text.split()
+    terms = list(dict.fromkeys(term for word in given for term in _phrases(word)))[:MAX_TERMS]
+    signs = list(dict.fromkeys(sign for word in given for sign in _signs(word)))[:MAX_TERMS]
     where = [owned(originals, tenant), sa.not_(originals.c.quarantined)]
     if conversation is not None:
         where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
     rank = _ranked if tx.dialect == "sqlite" else _ranked_by_server
-    for operator in ("AND", "OR")[: min(len(terms), 2)]:
-        if found := rank(tx, terms, operator, where, limit):
+    for operator in ("AND", "OR")[: min(len(terms) + len(signs), 2)]:
+        if found := rank(tx, terms, signs, operator, where, limit):
             return found
     return []
 
 
 def _ranked(
-    tx: Transaction, terms: Sequence[str], operator: str, where: Sequence[sa.ColumnElement[bool]], limit: int
+    tx: Transaction,
+    terms: Sequence[str],
+    signs: Sequence[str],
+    operator: str,
+    where: Sequence[sa.ColumnElement[bool]],
+    limit: int,
 ) -> list[Original]:
     """The best of the newest messages with the rarest of the words, by BM25 (S. Robertson, K. Spärck Jones 1994).
 
-    The index only knows which messages have a word: where and how often takes four times the room.
+    The index only knows which messages have a word: where and how often takes four times the room. ``signs`` it does
+    not know: they are looked for in the newest messages.
     """
     phrases = [f" {_folded(term)} " for term in terms]
     asked = [" ".join(phrases)] if operator == "AND" else phrases
@@ -146,19 +157,28 @@ def _ranked(
     most = max(limit, CANDIDATES)
     query = MATCH_SQLITE.where(*where).limit(most)
     lists = sorted((list(tx.scalars(query, {"query": each})) for each in queries if each), key=len)
+    if signs and (operator == "OR" or not terms):
+        lists.append(_newest(tx, where, most))
     ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
     rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
     there = [each for row in rows if (each := read_original(tx, row)) is not None]
     texts = [f" {_folded(each.text)} " for each in there]
-    counts = [[text.count(phrase) for phrase in phrases] for text in texts]
+    counts = [
+        [*(text.count(phrase) for phrase in phrases), *(original.text.count(sign) for sign in signs)]
+        for original, text in zip(there, texts, strict=True)
+    ]
     mean = sum(map(len, texts)) / max(1, len(texts))
-    weights = [_weight(sum(each[n] > 0 for each in counts), len(counts)) for n in range(len(phrases))]
+    weights = [_weight(sum(each[n] > 0 for each in counts), len(counts)) for n in range(len(phrases) + len(signs))]
     scored = [
         (sum(map(mul, weights, (_saturated(n, len(text) / mean) for n in each))), original)
         for original, text, each in zip(there, texts, counts, strict=True)
         if (all if operator == "AND" else any)(each)
     ]
     return [original for _, original in sorted(scored, key=lambda each: -each[0])[:limit]]
+
+
+def _newest(tx: Transaction, where: Sequence[sa.ColumnElement[bool]], most: int) -> list[int]:
+    return list(tx.scalars(sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)))
 
 
 def _weight(having: int, all_: int) -> float:
@@ -178,13 +198,27 @@ def _folded(text: str) -> str:
 
 
 def _ranked_by_server(
-    tx: Transaction, terms: Sequence[str], operator: str, where: Sequence[sa.ColumnElement[bool]], limit: int
+    tx: Transaction,
+    terms: Sequence[str],
+    signs: Sequence[str],
+    operator: str,
+    where: Sequence[sa.ColumnElement[bool]],
+    limit: int,
 ) -> list[Original]:
     quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
-    query = MATCH_POSTGRESQL.where(*where).limit(limit)
-    best = list(tx.scalars(query, {"query": (" or " if operator == "OR" else " ").join(quoted)}))
+    most = max(limit, CANDIDATES) if signs else limit
+    query = MATCH_POSTGRESQL.where(*where).limit(most)
+    asked = (" or " if operator == "OR" else " ").join(quoted)
+    matching = list(tx.scalars(query, {"query": asked})) if quoted else []
+    newest = _newest(tx, where, most) if signs and (operator == "OR" or not terms) else []
+    best = list(dict.fromkeys((*matching, *newest)))
     rows = {row.id: row for row in tx.execute(sa.select(originals).where(*where, originals.c.id.in_(best))).all()}
-    return [each for key in best if (each := read_original(tx, rows[key])) is not None]
+    there = [(key, each) for key in best if (each := read_original(tx, rows[key])) is not None]
+    if not signs:
+        return [each for _, each in there]
+    has = all if operator == "AND" else any
+    known = set(matching) if operator == "OR" else set()
+    return [each for key, each in there if key in known or has(sign in each.text for sign in signs)][:limit]
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
@@ -435,7 +469,21 @@ def _indexed(text: str) -> str:
 def _phrases(word: str) -> list[str]:
     """A word of a query as it is indexed: a path's names have to follow one another, pairs of characters have not."""
     found = words(word)
+    if _signs(word):
+        return []
     return found if SOLID.search(word) else [" ".join(found)] if found else []
+
+
+def _signs(word: str) -> list[str]:
+    """What a word of a query is that the index does not have: one character of a script without blanks, an emoji."""
+    if word.isascii():
+        return []
+    found = words(word)
+    if len(found) == 1 and len(found[0]) == 1 and SOLID.search(found[0]):
+        return found
+    if not found and any(category(character) in SIGNS for character in word):
+        return [word.strip(OF_A_SIGN)]
+    return []
 
 
 def _unit(vector: Sequence[float]) -> bytes:

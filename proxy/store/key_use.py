@@ -5,6 +5,7 @@ One row a key, so that the server decides about its requests one after another: 
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ OPEN_FOR = 30
 MINUTE = 60
 _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("key", "process"), sa.Text()),
-    **dict.fromkeys(("here", "rate", "most", "open_for", "minute"), sa.BigInteger()),
+    **dict.fromkeys(("here", "rate", "most", "open_for", "minute", "count"), sa.BigInteger()),
 }
 
 
@@ -64,6 +65,13 @@ UPDATE key_use AS k SET open = ((k.open::jsonb - :process) || CASE WHEN :here > 
   THEN jsonb_build_object(:process, jsonb_build_array(:here, t.now + :open_for)) ELSE '{}'::jsonb END)::text
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()))::bigint AS now) t WHERE k.key = :key
 """)
+FORGET = _statement("""
+UPDATE key_use AS k SET begun = ((k.begun::jsonb - b.second) || CASE WHEN b.number > :count
+  THEN jsonb_build_object(b.second, b.number - :count) ELSE '{}'::jsonb END)::text
+FROM (SELECT u.key, max(e.key) AS second, (u.begun::jsonb ->> max(e.key))::bigint AS number
+  FROM key_use u CROSS JOIN LATERAL jsonb_each(u.begun::jsonb) e WHERE u.key = :key GROUP BY u.key, u.begun) b
+WHERE k.key = b.key
+""")
 
 
 def enter(tx: Transaction, key: str, *, process: str, here: int, rate: int, most: int) -> KeyUse:
@@ -76,7 +84,12 @@ def enter(tx: Transaction, key: str, *, process: str, here: int, rate: int, most
     return KeyUse(refused=Refusal(row.refused), seconds=max(1, row.seconds))
 
 
-def keep(tx: Transaction, here: Mapping[str, int], *, process: str) -> None:
-    """Have a process be known to have so many requests of each key open."""
+def keep(
+    tx: Transaction, here: Mapping[str, int], *, process: str, forgotten: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Have a process be known to have so many requests of each key open, and ``forgotten`` ones not to have begun."""
     rows = [{"key": key, "process": process, "here": here[key], "open_for": OPEN_FOR} for key in sorted(here)]
-    tx.execute(KEEP, rows)
+    if rows:
+        tx.execute(KEEP, rows)
+    if forgotten:
+        tx.execute(FORGET, [{"key": key, "count": forgotten[key]} for key in sorted(forgotten)])

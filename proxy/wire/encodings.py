@@ -133,6 +133,47 @@ def decoded(body: bytes, encodings: Iterable[bytes], *, limit: int) -> Iterator[
     return _gathered(pieces)
 
 
+class Unpacker:
+    """An answer without its encodings, as it goes by: nothing behind what is broken, unknown or more than ``most``."""
+
+    def __init__(self, encodings: Iterable[bytes], *, most: int) -> None:
+        readers = [_READERS.get(name) for name in reversed(tuple(encodings))]
+        self._readers = [make() for make in readers if make is not None]
+        self._left = most if len(self._readers) == len(readers) <= MAX_ENCODINGS else 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What has come of ``chunk``."""
+        if self._left <= 0:
+            return b""
+        pieces: Iterator[bytes] = iter((chunk,))
+        for reader in self._readers:
+            pieces = _fed(pieces, reader)
+        found = bytearray()
+        try:
+            for piece in pieces:
+                found += piece
+                self._left -= len(piece)
+                if self._left <= 0:
+                    break
+        except _BROKEN:
+            self._left = 0
+        return bytes(found)
+
+
+def encodings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """The encodings of an answer, known or not, in the order in which they were applied."""
+    values = (value for name, value in headers if name.lower() == HEADER)
+    names = (name.strip().lower().removeprefix(b"x-") for name in b",".join(values).split(b","))
+    return tuple(name for name in names if name not in (b"", IDENTITY))
+
+
+def _fed(pieces: Iterable[bytes], reader: Reader) -> Iterator[bytes]:
+    for piece in pieces:
+        for start in range(0, len(piece), reader.at_once):
+            if not reader.ended:
+                yield from reader.read(piece[start : start + reader.at_once])
+
+
 def _read(pieces: Iterable[bytes], reader: Reader) -> Iterator[bytes]:
     try:
         for piece in pieces:

@@ -114,6 +114,21 @@ async def test_a_person_finds_a_conversation_and_reads_both_sides_by_keyboard_al
         await expect(page.get_by_role("heading", name=re.compile("Original"))).to_be_visible()
 
 
+async def test_the_chart_has_room_for_what_the_client_sent(browser: Browser, site: Watched) -> None:
+    """Its line goes on above the window, and no further than the picture."""
+    async with looking(browser, site) as page:
+        await page.goto(f"{site.at}/conversations/{NAME}")
+        line = page.locator("svg.chart path.raw")
+        window = float(await page.locator("svg.chart line.window").get_attribute("y1") or 0)
+        heights = [float(y) for y in re.findall(r",([\d.]+)", await line.get_attribute("d") or "")]
+        drawn, whole = await line.bounding_box(), await page.locator("svg.chart").bounding_box()
+    assert heights.count(min(heights)) == 1
+    assert min(heights) < window
+    assert drawn is not None
+    assert whole is not None
+    assert whole["y"] < drawn["y"] < drawn["y"] + drawn["height"] < whole["y"] + whole["height"]
+
+
 async def test_a_batch_is_rolled_back_and_gone_and_a_message_pinned(browser: Browser, site: Watched) -> None:
     talk = site.talk("to-be-changed", seed=11)
     await talk.agent(18)

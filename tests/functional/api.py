@@ -85,10 +85,14 @@ async def serving(
     upstream: int = WINDOW,
     deployment: Deployment | None = None,
     rules: Mapping[str, Any] | None = None,
+    more: str = "",
 ) -> AsyncIterator[Api]:
-    """A Weir with a database and an operator, or those of a deployment; ``rules`` are its policy, if given."""
+    """A Weir with a database and an operator, or those of a deployment; ``rules`` are its policy, if given.
+
+    ``more`` stands in its configuration beside that.
+    """
     async with serve_simulator(SimulatorSettings(window=upstream), counter=COUNTER) as simulator:
-        yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN)
+        yaml = YAML.format(upstream=simulator.base_url, window=window, admin=ADMIN) + more
         if rules is not None:
             yaml += f"policies: {{mine: {json.dumps(rules)}}}\ndefault_policy: mine\n"
         async with (

@@ -425,6 +425,19 @@ async def test_what_requests_said_while_too_much_waited_is_kept_with_the_next_on
         assert said == [_said(message) for message in talk.messages[: len(said)]]
 
 
+async def test_keys_of_the_file_are_shown_and_counted_where_the_database_has_none(tmp_path: Path) -> None:
+    names = ("alpha", "beta", "gamma")
+    keys = json.dumps([{"name": name, "secret": f"sk-of-{name}"} for name in names])
+    async with serving(tmp_path, more=f"keys: {keys}\n") as api, visitor(api, ADMIN) as operator:
+        page = (await operator.get("/keys")).text
+        store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
+        asked = ["keys", "list", "--config", str(tmp_path / "weir.yaml"), "--store", store]
+        listed = (await asyncio.to_thread(CliRunner().invoke, main, asked)).output
+    assert all(f'class="name">{name}</a> <span class="badge">of the file' in page for name in names)
+    assert "No keys" not in page
+    assert f"No keys in {store}; 3 in the configuration" in listed
+
+
 async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(api: Api) -> None:
     async with visitor(api, ADMIN) as operator:
         page = await operator.send("/keys", page="/keys", name="made here", policy="balanced", models="sim*")

@@ -115,6 +115,25 @@ async def test_short_numbers_count(tmp_path: Path, deployment: Deployment) -> No
                 assert found.index("512 EUR") < min(others, default=len(found))
 
 
+async def test_a_lone_character_of_a_script_without_blanks_and_an_emoji_count(
+    tmp_path: Path, deployment: Deployment
+) -> None:
+    said = {
+        "\u732b": "\u9ed1\u732b\u53eb\u58a8 511 EUR",
+        "\U0001f98a": "Den \U0001f98a: 512 EUR",
+        "\u72d7": "\u72d7 513 EUR",
+    }
+    headers = {"authorization": "Bearer sk-test"}
+    async with served(tmp_path, deployment) as target:
+        await past_the_window(target, *said.values())
+        async with connected(target) as session, httpx.AsyncClient(headers=headers, timeout=60) as http:
+            for query, text in said.items():
+                assert text[-7:] in await called(session, "recall", query=query)
+                found = (await http.get(f"{target.root()}/weir/search", params={"q": query})).json()["data"]
+                assert found, query
+                assert all(query in each["text"] for each in found)
+
+
 async def test_a_caller_sees_its_own_conversations_and_one_alone_where_it_names_it(
     tmp_path: Path, deployment: Deployment
 ) -> None:

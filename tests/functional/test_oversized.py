@@ -6,6 +6,7 @@ import re
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -85,10 +86,17 @@ def big_step(text: str) -> list[dict[str, Any]]:
     ]
 
 
+async def restored(target: RunningWeir, shown: str) -> str:
+    """A user's message as it was sent, from what was forwarded and what the note in it names."""
+    begins, ref, ends = re.split(r"\n\[weir: about \d+ tokens left out here; archived as (\w+)\]\n", shown)
+    middle = await read_blob(target, f"{ref}.txt")
+    return f"{begins}{middle.decode()}{ends}"
+
+
 async def forwarded_and_restored(
     upstream: RunningSimulator, database: Path, *, earlier: int, added: list[dict[str, Any]]
 ) -> tuple[str, Any]:
-    """The newest message as it was forwarded, after its original was read back byte for byte."""
+    """The newest message as it was forwarded, after what was cut out of it was read back byte for byte."""
     recorder = Recorder()
     async with weir(upstream.base_url, database) as target, recorder.http:
         talk = Talk(target.client(http_client=recorder.http))
@@ -99,7 +107,10 @@ async def forwarded_and_restored(
         seen = answered(upstream)[-1]
         newest = seen.json()["messages"][-1]
         (ref,) = NOTE.findall(newest["content"])
-        assert await read_blob(target, ref) == recorder.message(-1)
+        if newest["role"] == "tool":
+            assert await read_blob(target, ref) == recorder.message(-1)
+        else:
+            assert await restored(target, newest["content"]) == added[-1]["content"]
         async with httpx.AsyncClient(headers={"authorization": "Bearer sk-other"}, timeout=60) as http:
             assert (await http.get(f"{target.root}/weir/blobs/{ref}")).status_code == 404
     assert {s.status for s in answered(upstream)} == {200}
@@ -162,6 +173,48 @@ async def test_a_megabyte_of_chinese_is_clipped_and_kept_in_full(upstream: Runni
     assert clipped[:50] == text[:50]
     assert clipped[-50:] == text[-50:]
     assert seen.prompt_tokens + 512 <= WINDOW
+
+
+def asked_alone(path: str, text: str) -> dict[str, Any]:
+    """A request of an endpoint that is one user message."""
+    if path == "/responses":
+        return {"model": "sim", "input": text, "store": False, "max_output_tokens": 256}
+    return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 256}
+
+
+def shown_alone(path: str, body: dict[str, Any]) -> str:
+    """What the one message of such a request says."""
+    said = body["input"] if path == "/responses" else body["messages"]
+    content = said if isinstance(said, str) else said[0]["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
+
+
+@pytest.mark.requirement("A0.3", "P12")
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+async def test_the_cut_of_a_message_that_grows_moves_in_batches(path: str, tmp_path: Path) -> None:
+    """Until a batch moves the cut, what goes up begins with what went up before; what was left out is read back."""
+    whole = "BEGINNING " + prose(4_000, seed=3)
+    dialect = Dialect.ANTHROPIC if path == "/messages" else Dialect.OPENAI
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW, dialect=dialect), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "w.db") as target,
+        httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}, timeout=60) as http,
+    ):
+        said = list[str]()
+        for step in range(24):
+            whole += f"\n\nObservation {step}: {prose(150, seed=40 + step)}"
+            said.append(whole)
+            answer = await http.post(f"{target.base_url}{path}", json=asked_alone(path, whole))
+            assert answer.status_code == 200, answer.text
+        shown = [shown_alone(path, seen.json()) for seen in answered(simulator) if seen.status == 200]
+        await target.stored()
+        cut = [(now, text) for now, text in zip(said, shown, strict=True) if now != text]
+        for now, text in (cut[0], cut[-1]):
+            assert await restored(target, text) == now
+    assert shown[0] == said[0]
+    assert 12 <= len(cut) <= 20
+    assert sum(not text.startswith(before) for (_, before), (_, text) in pairwise(cut)) <= 4
+    assert all(COUNTER.count(text) > WINDOW / 2 for _, text in cut)
 
 
 @ALONE

@@ -9,6 +9,7 @@ import pytest
 
 from policies.memory.checkpoint import Checkpoint
 from proxy.conversation import book
+from proxy.planning.preparation import Preparation
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import (
     ALONE,
@@ -608,3 +609,56 @@ async def test_a_conversation_that_memory_had_no_room_for_goes_on_as_it_was(
         forwarded = arrays_of(answered(simulator))
     assert "c0" not in held
     assert begins_with(forwarded[-1], forwarded[1])
+
+
+class Slow:
+    """A call of a database that has done its work when it is ``reached``, and says so when it ``goes_on``."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def __call__(self, *args: Any, **named: Any) -> Any:
+        found = await self.call(*args, **named)
+        self.reached.set()
+        await self.goes_on.wait()
+        return found
+
+
+async def test_what_was_stored_while_its_client_left_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So what waited to be saved after an earlier answer is not refused for being made on a version of before."""
+    may_read = asyncio.Event()
+    read_state = Preparation._read_state
+
+    async def read_later(self: Preparation, *given: Any) -> Checkpoint:
+        await may_read.wait()
+        return await read_state(self, *given)
+
+    monkeypatch.setattr(Preparation, "_read_state", read_later)
+    async with (
+        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "weir.db", balanced={"checkpoints": {"save_at": 0.1}}) as target,
+    ):
+        store = target.runtime.store
+        assert store is not None
+        slow = Slow(store.commit)
+        monkeypatch.setattr(store, "commit", slow)
+        talk = Talk(target.client(default_headers={"x-weir-conversation": "one"}))
+        talk.grow(4, kind="agent")
+        await talk.ask()
+        talk.add_step(words=9_000)
+        leaves = asyncio.create_task(talk.ask())
+        await slow.reached.wait()
+        may_read.set()
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        async with httpx.AsyncClient(base_url=target.root) as http:
+            for _ in range(5):  # by then it is known that the client has left
+                await http.get("/healthz")
+        slow.goes_on.set()
+        await target.runtime.preparation.settled()
+        await target.stored()
+    assert [each.message for each in caplog.records if "at version" in each.message] == []

@@ -24,6 +24,7 @@ keys:
   - {{name: often, secret: secret-often, requests_per_minute: 6}}
   - {{name: many, secret: secret-many, concurrency: 2}}
   - {{name: free, secret: secret-free}}
+  - {{name: few, secret: secret-few, requests_per_minute: 2, models: [m]}}
 """
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -56,6 +57,14 @@ async def test_a_rate_holds_in_all_processes_together(tmp_path: Path, deployment
             assert 30 < int(each.headers["retry-after"]) <= 61
             assert "requests_per_minute" in each.json()["error"]["message"]
         assert {(await ask(http, target.root(), "free")).status_code for _ in range(10)} == {200}
+
+
+@TWO
+async def test_a_request_that_is_not_allowed_counts_in_no_process(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, http):
+        answers = [await ask(http, target.root(), "few", model="another") for _ in range(6)]
+        answers += [await ask(http, target.root(), "few") for _ in range(3)]
+        assert [each.status_code for each in answers] == [403] * 6 + [200, 200, 429]
 
 
 @TWO

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.captures import ALL, everything, sample
-from tests.functional.harness import COUNTER, prose, weir
+from tests.functional.harness import COUNTER, Talk, prose, weir
 from tests.properties.clients import texts_of
 from tests.upstream import Dialect, RunningSimulator, SimulatorSettings, serve_simulator
 
@@ -152,3 +152,53 @@ async def test_what_is_answered_directly_is_answered_through_weir_and_the_newest
             assert all(text in said for text in task), shown
             assert not steps or result_of(steps - 1, size) in said, shown
         assert answered["directly"] < STEPS or times > 1.4
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of a conversation: a header of each answer, its status, its rows, its alerts."""
+
+    pressures: list[str]
+    status: Body
+    rows: list[Body]
+    alerts: list[Body]
+
+
+async def told_of(first: list[Body], steps: int, folder: Path) -> Told:
+    """What is said of an agent in a window of 8,192 that always allows 4,000 tokens of answer."""
+    async with (
+        serve_simulator(SimulatorSettings(window=1_000_000), counter=COUNTER) as upstream,
+        weir(upstream.base_url, folder / "w.db") as target,
+        httpx.AsyncClient(base_url=target.root, headers={"authorization": "Bearer sk-test"}, timeout=60) as http,
+    ):
+        talk = Talk(target.client(), first)
+        for _ in range(steps):
+            await talk.ask(max_tokens=4_000)
+            talk.add_step(words=60)
+        await target.stored()
+        at = f"/weir/conversations/{talk.headers[-1]['x-weir-conversation']}"
+        return Told(
+            pressures=[headers["x-weir-pressure"] for headers in talk.headers],
+            status=(await http.get(at)).json(),
+            rows=(await http.get(f"{at}/timeline")).json()["data"],
+            alerts=(await http.get(f"{at}/health")).json()["alerts"],
+        )
+
+
+@pytest.mark.requirement("A0.134", "A0.118")
+async def test_what_only_takes_of_the_reserve_is_no_emergency(tmp_path: Path) -> None:
+    first = [{"role": "system", "content": prose(3_700, seed=5)}, {"role": "user", "content": "Go on."}]
+    told = await told_of(first, 6, tmp_path)
+    assert {each.partition(";")[2] for each in told.pressures} == {"critical;active"}
+    assert told.status["window_status"] == "active"
+    assert {row["action"] for row in told.rows} <= {"evaluate", "evict_and_compress"}
+    assert {alert["kind"] for alert in told.alerts} <= {"utilization"}
+
+
+@pytest.mark.requirement("A0.134", "A0.118")
+async def test_what_needed_a_rung_is_an_emergency_wherever_it_is_said(tmp_path: Path) -> None:
+    told = await told_of([{"role": "user", "content": prose(9_000, seed=5)}], 1, tmp_path)
+    assert told.pressures[0].endswith(";emergency")
+    assert told.status["window_status"] == "emergency"
+    assert [row["action"] for row in told.rows] == ["emergency_compaction"]
+    assert "overflow" in {alert["kind"] for alert in told.alerts}

@@ -1,5 +1,6 @@
 """What is decided for one window, and what a client moves through its history: seen in the forwarded arrays."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.conversation import book
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -306,3 +308,59 @@ async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> No
             for turn in range(16):
                 await talk.ask(spoken(30 + turn), max_tokens=1_400 + 37 * (turn * 7 % 11))
     assert batches(arrays_of(simulator.answered())) <= 3
+
+
+class Slow:
+    """A call of a database that has done its work when it is ``reached``, and says so when it ``goes_on``."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def __call__(self, *args: Any, **named: Any) -> Any:
+        found = await self.call(*args, **named)
+        self.reached.set()
+        await self.goes_on.wait()
+        return found
+
+
+async def test_two_requests_that_open_a_view_at_once_have_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one of them decides is not forgotten when the other has read what the view begins with."""
+    messages = spoken(60)
+    longer = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": prose(400, seed=77)}]
+    async with (
+        serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as simulator,
+        weir("", tmp_path / "w.db", yaml=configured(simulator), folder=tmp_path, window=None) as target,
+    ):
+        store = target.runtime.store
+        assert store is not None
+        talk = Talk(target.client(default_headers={"x-weir-conversation": "one"}), messages, model="middle")
+        await talk.ask()
+        slow = Slow(store.open_view)
+        monkeypatch.setattr(store, "open_view", slow)
+        first = asyncio.create_task(talk.ask(model="small"))
+        await slow.reached.wait()
+        second = asyncio.create_task(talk.ask(longer, model="small"))
+        await asyncio.wait([second], timeout=0.5)
+        slow.goes_on.set()
+        await asyncio.gather(first, second)
+        await talk.ask(longer, model="small")
+        arrays = [array for array in arrays_of(answered(simulator, "small")) if array[-1] == longer[-1]]
+    assert len(arrays) == 2
+    assert arrays[0] == arrays[1]
+
+
+async def test_a_view_that_memory_has_no_room_for_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "MAX_VIEWS", 1)
+    async with (
+        serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as simulator,
+        weir("", tmp_path / "w.db", yaml=configured(simulator), folder=tmp_path, window=None) as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-conversation": "one"}), spoken(60))
+        before = await sent(talk, simulator, talk.messages, "small")
+        await sent(talk, simulator, talk.messages, "large")
+        talk.messages += spoken(2, seed=3)[2:]
+        assert (await sent(talk, simulator, talk.messages, "small"))[: len(before)] == before

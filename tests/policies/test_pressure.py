@@ -54,7 +54,7 @@ def test_a_preset_with_fewer_zones_sets_several_equal() -> None:
         (96, True, False, False, "active"),
         (40, True, True, False, "active"),
         (40, True, True, True, "emergency"),
-        (99, False, True, False, "emergency"),
+        (99, False, True, False, "active"),
     ],
 )
 def test_the_status_says_what_weir_is_doing(used: int, fits: bool, acted: bool, emergency: bool, status: str) -> None:
