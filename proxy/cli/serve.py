@@ -29,7 +29,6 @@ from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError
 from proxy.telemetry.logs import QueuedLog
-from proxy.telemetry.metrics import DROPPED
 from proxy.telemetry.process import collect_seldom
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
 from proxy.upstream.providers import providers_for
@@ -75,7 +74,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     if not config.simulate:  # it asks for another reading, which would end what is not ready for it
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        _telemetry_settings(config).check()
+        _telemetry_settings(config).exporter()
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
     process = _Process(path, flags, log_format)
@@ -104,7 +103,7 @@ class _Process:
     def app(self, config: Config) -> App:
         self._hide(config)
         telemetry = Telemetry.create(_telemetry_settings(config))
-        telemetry.metrics.watch(DROPPED, self.log.losses)
+        telemetry.metrics.dropped.watch(self.log.losses)
         return create_app(
             config,
             telemetry=telemetry,

@@ -41,7 +41,7 @@ from proxy.models.facts import BETA, binds_reasoning, cost_of, long_name, prices
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
+from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
 from proxy.upstream.client import own_headers, read_of
@@ -157,14 +157,15 @@ class Replies(EffectHandler):
             seconds=told.seconds,
             dollars=dollars or 0.0,
         )
-        metrics.add(SUMMARIZER_CALLS, told.source if told.source in ("kept", "shared") else told.result)
+        result = told.source if told.source in ("kept", "shared") else told.result
+        metrics.summarizer_calls.labels(result).inc()
         if told.source != "asked":
             return
         for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
-            metrics.add(SUMMARIZER_TOKENS, kind, value=tokens)
+            metrics.summarizer_tokens.labels(kind).inc(tokens)
         if dollars is not None:
-            metrics.add(SUMMARIZER_COST, terms.tenant[:TENANT_SHOWN], value=dollars)
-        metrics.called(
+            metrics.summarizer_cost.labels(terms.tenant[:TENANT_SHOWN]).inc(dollars)
+        metrics.observe_call(
             ModelCall(
                 provider=terms.upstream,
                 model=terms.model,

@@ -147,7 +147,7 @@ class ExchangeHandler:
     async def run(self) -> None:
         runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(progress.id, progress.trace.trace_id))
-        runtime.telemetry.metrics.active += 1
+        runtime.telemetry.metrics.active_requests.inc()
         if shutdown is not None:
             shutdown.callbacks.add(self._stop)
         try:
@@ -177,7 +177,7 @@ class ExchangeHandler:
         finally:
             if shutdown is not None:
                 shutdown.callbacks.discard(self._stop)
-            runtime.telemetry.metrics.active -= 1
+            runtime.telemetry.metrics.active_requests.dec()
             ended = time.perf_counter()
             if progress.trace.recorded:  # its spans end now
                 record_exchange(runtime, progress, ended=ended)
@@ -208,14 +208,14 @@ class ExchangeHandler:
         self._require_endpoint(request, received)
         rounds = None if recalling is None else recalling.rounds(sent, progress.plan)
         is_stream = received.chunks is not None
-        metrics.streams += is_stream
+        metrics.active_streams.inc(is_stream)
         try:
             if rounds is None or recalling is None:
                 await self._relay(received)
             else:
                 await self._recall(received, rounds, recalling)
         finally:
-            metrics.streams -= is_stream
+            metrics.active_streams.dec(is_stream)
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime, sent = self.progress, self.runtime, dict(self.progress.headers)

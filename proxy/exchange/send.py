@@ -33,7 +33,7 @@ from proxy.stream import (
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion
 from proxy.telemetry.logs import CONTEXT_HEADERS
-from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
+from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import Upstreams
@@ -172,7 +172,7 @@ class Attempts(msgspec.Struct):
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
-            self.metrics.called(call)
+            self.metrics.observe_call(call)
 
     def _asked(self) -> Mapping[str, object]:
         request = self.request
@@ -410,7 +410,7 @@ class Recalling(msgspec.Struct):
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
         received.answer.close()
-        self.attempts.metrics.add(RETRIES, "tools_refused")
+        self.attempts.metrics.retries.labels("tools_refused").inc()
         received, verdict = await self.attempts.make(body, plan)
         if received.answer.status < 400:
             self.offer = None

@@ -75,7 +75,7 @@ from proxy.stream import (
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
 from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
-from proxy.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, REQUESTS, ModelCall
+from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
 from proxy.upstream.client import came_through
@@ -269,7 +269,7 @@ class RelayedRequest:
 
     def _settle(self) -> None:
         metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
-        metrics.add(REQUESTS, outcome, NO_POLICY)
+        metrics.requests.labels(outcome, NO_POLICY).inc()
         if self.caller is None:
             return
         usage = self.reported.usage if self.reported is not None else None
@@ -287,7 +287,7 @@ class RelayedRequest:
         if destination is not None and operation is not None:
             upstream = destination.upstream
             provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
-            metrics.called(
+            metrics.observe_call(
                 ModelCall(
                     provider=provider,
                     model=model,
@@ -417,7 +417,7 @@ async def answer_models(
         looped = came_through(headers, runtime.instance)
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:
-        runtime.telemetry.metrics.add(REQUESTS, error.code, NO_POLICY)
+        runtime.telemetry.metrics.requests.labels(error.code, NO_POLICY).inc()
         await respond_error(send, error)
         return
     if body is None:
@@ -426,7 +426,7 @@ async def answer_models(
     await respond_json(send, body)
     about = LOG_CONTEXT.get()
     request = about.request if about is not None else ""
-    runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
+    runtime.telemetry.metrics.requests.labels("relayed", NO_POLICY).inc()
     record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
 
 
@@ -536,9 +536,9 @@ class HealthRoutes:
             await respond_error(send, error)
             return
         if scope["path"] == "/metrics":
-            openmetrics = any(OPENMETRICS_TYPE in value for name, value in scope["headers"] if name == b"accept")
-            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render, openmetrics=openmetrics)
-            await respond(send, page, kind=(OPENMETRICS if openmetrics else CONTENT_TYPE).encode())
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+            page, kind = await asyncio.to_thread(self._runtime.telemetry.metrics.render, accept)
+            await respond(send, page, kind=kind.encode())
         elif scope["path"] == "/healthz":
             await respond_json(send, {"status": "ok"})
         else:

@@ -8,10 +8,10 @@ are counted, and never a request.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -24,15 +24,11 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 
 from proxy.telemetry import names
 from proxy.telemetry.logs import context_in
-from proxy.telemetry.metrics import BUILD, DROPPED, Family, Instrument, Labels, Metrics, Series
+from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.names import clean
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
-
 Protocol = Literal["http/protobuf", "grpc"]
-Signal = Literal["traces", "metrics"]
 
 GRPC: Final[Protocol] = "grpc"
 HTTP: Final[Protocol] = "http/protobuf"
@@ -43,14 +39,14 @@ PORTS: Final[Mapping[Protocol, int]] = {HTTP: 4318, GRPC: 4317}
 class TelemetryError(ValueError): ...
 
 
-def _exporter(signal: Signal, protocol: Protocol) -> Callable[..., Any]:
-    package, kind = "grpc" if protocol == GRPC else "http", "Span" if signal == "traces" else "Metric"
+def _exporter(protocol: Protocol) -> Callable[..., Any]:
+    package = "grpc" if protocol == GRPC else "http"
     try:
-        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal[:-1]}_exporter")
+        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
     except ImportError as error:
         text = "OTLP over gRPC needs a package that is not installed: pip install 'weir-proxy[otlp-grpc]'"
         raise TelemetryError(f"{text} (or use the protocol {HTTP})") from error
-    exporter: Callable[..., Any] = getattr(module, f"OTLP{kind}Exporter")
+    exporter: Callable[..., Any] = module.OTLPSpanExporter
     return exporter
 
 
@@ -117,61 +113,8 @@ class SpanQueue(SpanExporter):
         self._exporter.shutdown()
 
 
-def as_otlp(
-    families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, since: int, now: int
-) -> "MetricsData":
-    from opentelemetry.sdk.metrics import export as otlp  # noqa: PLC0415 - a tenth of a second, and few export metrics
-
-    cumulative = otlp.AggregationTemporality.CUMULATIVE
-
-    def point(attributes: dict[str, str], series: Series, bounds: Sequence[float]) -> otlp.HistogramDataPoint:
-        count, counts = sum(series.counts), series.counts
-        return otlp.HistogramDataPoint(
-            attributes, since, now, count, series.total, counts, bounds, min=series.low, max=series.high
-        )
-
-    def metric(instrument: Instrument, found: Mapping[Labels, Series]) -> otlp.Metric:
-        labels = instrument.labels
-        named = [({k: v for k, v in zip(labels, key, strict=True) if v}, each) for key, each in found.items()]
-        data: otlp.Gauge | otlp.Sum | otlp.Histogram
-        if instrument.kind == "histogram":
-            data = otlp.Histogram([point(*each, instrument.bounds) for each in named], cumulative)
-        else:
-            numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
-            is_sum = instrument.kind == "counter"
-            data = otlp.Sum(numbers, cumulative, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
-        return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-    found = [metric(instrument, series) for instrument, series in families if series]
-    return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
-
-
-class MetricPush:
-    def __init__(self, exporter: "MetricExporter", collect: "Callable[[], MetricsData]", *, seconds: float) -> None:
-        self._exporter = exporter
-        self._collect = collect
-        self._seconds = seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weir-metrics", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
-            self._exporter.export(self._collect())
-        self._exporter.export(self._collect())
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-        self._exporter.shutdown()
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-
 SHUTDOWN_SECONDS: Final = 2.0
 GIVE_UP_SECONDS: Final = 0.2
-SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,27 +140,27 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     read_baggage: bool = False
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
 
-    def endpoint(self, signal: Signal) -> str | None:
-        """The URL for ``traces`` or ``metrics``; None when the signal is switched off or has no destination.
+    def endpoint(self) -> str | None:
+        """The URL that spans go to; None when traces are switched off or have no destination.
 
-        A signal that is asked for by name (``OTEL_TRACES_EXPORTER=otlp``) has the collector of this machine.
+        Traces that are asked for by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of this machine.
         """
         if self._word("OTEL_SDK_DISABLED") == "true":
             return None
-        chosen = self._word(f"OTEL_{signal.upper()}_EXPORTER")
+        chosen = self._word("OTEL_TRACES_EXPORTER")
         if chosen == "none":
             return None
-        if own := self.environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
+        if own := self.environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
             return own
-        protocol = self.protocol(signal)
+        protocol = self.protocol()
         base = self.otlp_endpoint or self.environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
         if not base and "otlp" in chosen.split(","):
             base = f"http://localhost:{PORTS[protocol]}"
         base = base.rstrip("/").removesuffix("/v1/traces")
-        return f"{base}/v1/{signal}" if base and protocol != GRPC else base or None
+        return f"{base}/v1/traces" if base and protocol != GRPC else base or None
 
-    def protocol(self, signal: Signal) -> Protocol:
-        for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+    def protocol(self) -> Protocol:
+        for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
             if said := self._word(name):
                 known = next((protocol for protocol in PORTS if protocol == said), None)
                 if known is None:
@@ -225,20 +168,16 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
                 return known
         return self.otlp_protocol
 
-    def exporter(self, signal: Signal) -> Callable[[], Any] | None:
-        """What makes the exporter of a signal, None where it has no destination.
+    def exporter(self) -> Callable[[], Any] | None:
+        """What makes the exporter of spans, None where they have no destination.
 
         Raises TelemetryError for a protocol or an endpoint that cannot be used.
         """
-        endpoint = self.endpoint(signal)
+        endpoint = self.endpoint()
         if endpoint is None:
             return None
-        protocol = self.protocol(signal)
-        return partial(_exporter(signal, protocol), endpoint=_address(protocol, endpoint))
-
-    def check(self) -> None:
-        for signal in SIGNALS:
-            self.exporter(signal)
+        protocol = self.protocol()
+        return partial(_exporter(protocol), endpoint=_address(protocol, endpoint))
 
     @property
     def captures(self) -> bool:
@@ -307,7 +246,6 @@ class Telemetry:
     _read_baggage: bool
     recording: TraceSettings | None = None
     _delivery: SpanQueue | None = None
-    _push: MetricPush | None = None
 
     @classmethod
     def create(
@@ -315,31 +253,21 @@ class Telemetry:
         settings: OtelSettings,
         *,
         span_exporter: SpanExporter | None = None,
-        metric_exporter: "MetricExporter | None" = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> "Telemetry":
-        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal. TelemetryError."""
-        metrics = Metrics(newest=settings.newest_names)
+        """Telemetry as configured; a given exporter is used instead of the endpoint. Raises TelemetryError."""
+        metrics = Metrics()
         made = cls(metrics=metrics, _sampler=Sampler.of(settings.environment), _read_baggage=settings.read_baggage)
-        metrics.watch(BUILD, lambda: {(settings.service_version,): 1.0})
+        metrics.build.labels(settings.service_version).set(1)
         resource, scope = settings.resource(), InstrumentationScope("weir", settings.service_version)
-        if span_exporter is None and (make := settings.exporter("traces")) is not None:
+        if span_exporter is None and (make := settings.exporter()) is not None:
             span_exporter = make()
-        if metric_exporter is None and (make := settings.exporter("metrics")) is not None:
-            metric_exporter = make()
         if span_exporter is not None:
             made._delivery = delivery = SpanQueue(span_exporter, settings)
             made.recording = TraceSettings(
                 resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
             )
-            metrics.watch(DROPPED, delivery.losses)
-        if metric_exporter is not None:
-            since = clock()
-            made._push = MetricPush(
-                metric_exporter,
-                lambda: as_otlp(metrics.read(), resource, scope, since=since, now=clock()),
-                seconds=settings.number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
-            )
+            metrics.dropped.watch(delivery.losses)
         return made
 
     def exchange(
@@ -373,18 +301,14 @@ class Telemetry:
 
     def shutdown(self, timeout: float = SHUTDOWN_SECONDS) -> bool:
         """Export what waits for at most ``timeout`` seconds, then leave; True if everything was tried."""
-        parts = [part for part in (self._delivery, self._push) if part is not None]
-        if _all_done([part.stop for part in parts], timeout):
+        if self._delivery is None or _done(self._delivery.stop, timeout):
             return True
-        _all_done([part.shutdown for part in parts], GIVE_UP_SECONDS)
+        _done(self._delivery.shutdown, GIVE_UP_SECONDS)
         return False
 
 
-def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
-    ends = time.monotonic() + timeout
-    threads = [threading.Thread(target=call, name="weir-telemetry-stop", daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, ends - time.monotonic()))
-    return not any(thread.is_alive() for thread in threads)
+def _done(call: Callable[[], None], timeout: float) -> bool:
+    thread = threading.Thread(target=call, name="weir-telemetry-stop", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return not thread.is_alive()

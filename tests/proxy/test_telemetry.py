@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import socket
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,10 +26,8 @@ from opentelemetry.trace import SpanKind
 from policies.ledger import PressureReading, TokenUsage, WindowPressure
 from proxy.errors import redact
 from proxy.tap import ReportedUsage, Tap
-from proxy.telemetry import metrics as instruments
 from proxy.telemetry import names
 from proxy.telemetry.logs import ExchangeLine, QueuedLog, log_exchange
-from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import service_at
 from proxy.telemetry.setup import OtelSettings, Protocol, Telemetry, TelemetryError
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullSpan, NullTrace, Span, Trace
@@ -466,14 +462,12 @@ def collector(status: int = 200) -> Iterator[ThreadingHTTPServer]:
 
 @pytest.mark.requirement("P15", "A0.139")
 @pytest.mark.parametrize("suffix", ["", "/", "/v1/traces"])
-def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -> None:
+def test_a_collector_receives_the_spans_over_otlp(suffix: str) -> None:
     with collector() as server:
         environment = {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=a%20b"}
         endpoint = f"http://127.0.0.1:{server.server_port}{suffix}"
         telemetry = Telemetry.create(OtelSettings(otlp_endpoint=endpoint, environment=environment))
         a_pass(telemetry.exchange(asked([(b"traceparent", CLIENT_CONTEXT)]), CHAT))
-        telemetry.metrics.add(instruments.REQUESTS, "pass", "support")
-        telemetry.metrics.record(instruments.OVERHEAD, 0.0007, "")
         assert telemetry.shutdown()
         received: list[tuple[str, bytes]] = server.received  # type: ignore[attr-defined]
     traces = [ExportTraceServiceRequest.FromString(body) for path, body in received if path == "/v1/traces"]
@@ -483,10 +477,6 @@ def test_a_collector_receives_the_spans_and_the_metrics_over_otlp(suffix: str) -
     resource = {a.key: a.value.string_value for a in traces[0].resource_spans[0].resource.attributes}
     assert resource["service.name"] == "edge"
     assert resource["deployment.environment.name"] == "a b"
-    points = [ExportMetricsServiceRequest.FromString(body) for path, body in received if path == "/v1/metrics"]
-    metrics = {m.name: m for p in points for r in p.resource_metrics for s in r.scope_metrics for m in s.metrics}
-    assert metrics["weir.requests"].sum.data_points[0].as_int == 1
-    assert metrics["weir.overhead"].histogram.data_points[0].bucket_counts[3] == 1
 
 
 @pytest.mark.requirement("P15")
@@ -542,8 +532,8 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
             slowest = max(slowest, time.thread_time() - started)
         telemetry.shutdown()
         assert slowest < 0.5
-    text = telemetry.metrics.render().decode()
-    dropped = sum(value for name, _, value in samples(text) if name == "weir_telemetry_dropped_total")
+    samples = next(iter(telemetry.metrics.dropped.collect())).samples
+    dropped = sum(sample.value for sample in samples)
     assert dropped >= (1 if where is failing else 3000 - 2 * 300)
 
 
@@ -551,9 +541,9 @@ def test_a_collector_that_is_gone_costs_spans_and_no_request(where: object, prot
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_the_process_exits_although_the_collector_never_answers(protocol: str) -> None:
     script = (
-        "import sys\nfrom proxy.telemetry.setup import Telemetry, OtelSettings\nfrom proxy.telemetry import metrics as instruments\n"
+        "import sys\nfrom proxy.telemetry.setup import Telemetry, OtelSettings\n"
         "t = Telemetry.create(OtelSettings(otlp_endpoint=sys.argv[1], otlp_protocol=sys.argv[2]))\n"
-        "t.exchange({'method': 'POST', 'headers': []}, '/').end(200)\nt.metrics.add(instruments.OVERFLOWS)\nprint(t.shutdown(0.3))\n"
+        "t.exchange({'method': 'POST', 'headers': []}, '/').end(200)\nprint(t.shutdown(0.3))\n"
     )
     with black_hole() as port:
         run = subprocess.run(
@@ -567,42 +557,28 @@ def test_the_process_exits_although_the_collector_never_answers(protocol: str) -
     assert run.stdout.strip() == "False"
 
 
-def test_switches_in_the_environment_turn_signals_off() -> None:
+def test_switches_in_the_environment_turn_traces_off() -> None:
     for variables in ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}):
         settings = OtelSettings(otlp_endpoint="http://127.0.0.1:9", environment=variables)
-        assert settings.endpoint("traces") is None
-    own = OtelSettings(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/x/"})
-    assert own.endpoint("metrics") == "http://a:4318/x/v1/metrics"
-    own = OtelSettings(environment={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a/t"})
-    assert (own.endpoint("traces"), own.endpoint("metrics")) == ("http://a/t", None)
+        assert settings.endpoint() is None
 
 
 @pytest.mark.parametrize(
-    ("protocol", "variables", "traces", "metrics"),
+    ("protocol", "variables", "endpoint"),
     [
-        ("grpc", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317/"}, "http://a:4317", "http://a:4317"),
-        ("grpc", {"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4317", None),
-        ("http/protobuf", {"OTEL_METRICS_EXPORTER": "otlp"}, None, "http://localhost:4318/v1/metrics"),
+        ("grpc", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317/"}, "http://a:4317"),
+        ("grpc", {"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4317"),
+        ("http/protobuf", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/x/"}, "http://a:4318/x/v1/traces"),
         (
             "http/protobuf",
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/t"},
-            *("http://b:2/t", "http://a:1/v1/metrics"),
+            "http://b:2/t",
         ),
     ],
 )
-def test_endpoints_follow_the_protocol(
-    protocol: Protocol, variables: dict[str, str], traces: str | None, metrics: str | None
-) -> None:
+def test_endpoints_follow_the_protocol(protocol: Protocol, variables: dict[str, str], endpoint: str) -> None:
     settings = OtelSettings(otlp_protocol=protocol, environment=variables)
-    assert (settings.endpoint("traces"), settings.endpoint("metrics")) == (traces, metrics)
-    settings.check()
-
-
-def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stand_above_the_settings() -> None:
-    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"}
-    settings = OtelSettings(environment=variables)
-    assert (settings.protocol("traces"), settings.protocol("metrics")) == ("grpc", "http/protobuf")
-    assert OtelSettings(otlp_protocol="grpc").protocol("metrics") == "grpc"
+    assert settings.endpoint() == endpoint
 
 
 @pytest.mark.requirement("A0.139")
@@ -618,7 +594,7 @@ def test_a_signal_may_have_a_protocol_of_its_own_and_the_standard_variables_stan
 def test_what_cannot_be_exported_is_said_with_the_remedy(endpoint: str, variables: dict[str, str], said: str) -> None:
     settings = OtelSettings(otlp_endpoint=endpoint, environment=variables)
     with pytest.raises(TelemetryError, match=said):
-        settings.check()
+        settings.exporter()
     with pytest.raises(TelemetryError, match=said):
         Telemetry.create(settings)
 
@@ -630,7 +606,7 @@ def test_a_missing_grpc_exporter_is_said_with_what_to_install_and_nothing_else_l
         "assert not [m for m in sys.modules if m.startswith('grpc')]\n"
         "sys.modules['grpc'] = None\n"
         "Telemetry.create(OtelSettings(otlp_endpoint='http://127.0.0.1:9')).shutdown(0.1)\n"
-        "try:\n  OtelSettings(otlp_endpoint='http://127.0.0.1:9', otlp_protocol='grpc').check()\n"
+        "try:\n  OtelSettings(otlp_endpoint='http://127.0.0.1:9', otlp_protocol='grpc').exporter()\n"
         "except TelemetryError as error:\n  print(error)\n"
     )
     root = str(Path(__file__).parents[2])
@@ -702,145 +678,6 @@ def test_an_attempt_after_one_that_failed_is_counted_and_linked_and_one_after_an
 def test_a_stream_that_broke_off_is_an_error_of_the_server_span(spans: Spans) -> None:
     spans.start().end(200, "stream_broken")
     assert spans.root.status.status_code.name == "ERROR"
-
-
-SAMPLE = re.compile(
-    r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)'
-)
-LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"')
-
-
-def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
-    """The samples of a Prometheus text; raises AssertionError where a scraper would refuse it."""
-    assert text.endswith("\n")
-    found: list[tuple[str, dict[str, str], float]] = []
-    declared: dict[str, str] = {}
-    current = ""
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            current = line.split(" ", 3)[2]
-            assert current not in declared, "a family may come once"
-        elif line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert name == current
-            declared[name] = kind
-        else:
-            match = SAMPLE.fullmatch(line)
-            assert match, line
-            name, labels, value = match.groups()
-            family = re.sub("_(bucket|sum|count)$", "", name) if declared[current] == "histogram" else name
-            assert family == current, line
-            found.append((name, {k: unescape(v) for k, v in LABEL.findall(labels or "")}, float(value)))
-    keys = [(name, tuple(sorted(labels.items()))) for name, labels, _ in found]
-    assert len(keys) == len(set(keys)), "a series may come once"
-    return found
-
-
-def unescape(value: str) -> str:
-    return re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), value)
-
-
-@pytest.mark.requirement("A0.139")
-def test_the_metrics_text_is_what_a_scraper_expects() -> None:
-    metrics = Metrics()
-    nasty = 'a"b\\c\nd\ud800é'
-    metrics.add(instruments.REQUESTS, nasty, "support")
-    metrics.add(instruments.TOKENS_SEEN, "saved", value=600)
-    metrics.add(instruments.ACTIONS, "evict", value=12)
-    metrics.record(instruments.PRESSURE, 0.88, "orange")
-    metrics.add(instruments.OVERFLOWS)
-    metrics.add(instruments.RETRIES, "context_length_exceeded")
-    metrics.add(instruments.SUMMARIZER_CALLS, "ok")
-    metrics.add(instruments.DEGRADED, "store")
-    metrics.record(instruments.STORE_LATENCY, 0.002, "commit")
-    metrics.record(instruments.OVERHEAD, 0.0005, "")
-    metrics.record(instruments.OVERHEAD, 3.0, "")
-    metrics.record(instruments.OVERHEAD, math.nan, "")
-    usage = ReportedUsage(prompt=300, completion=9)
-    call = ModelCall(provider="openai", model="m", seconds=1.28, address="h", port=443, usage=usage, first_chunk=0.2)
-    metrics.called(call)
-    found = samples(metrics.render().decode())
-    by_name = {(name, *labels.values()): value for name, labels, value in found}
-    assert by_name["weir_requests_total", 'a"b\\c\nd?é', "support"] == 1
-    assert by_name["weir_tokens_total", "saved"] == 600
-    assert by_name["weir_actions_total", "evict"] == 12
-    assert by_name["weir_overhead_seconds_bucket", "0.0005"] == 1
-    assert by_name["weir_overhead_seconds_bucket", "1"] == 1
-    assert by_name["weir_overhead_seconds_bucket", "+Inf"] == by_name["weir_overhead_seconds_count",] == 2
-    assert by_name["weir_overhead_seconds_sum",] == pytest.approx(3.0005)
-    assert {name for name, _, _ in found} >= {
-        "gen_ai_client_token_usage_bucket",
-        "gen_ai_client_operation_duration_seconds_sum",
-        "gen_ai_client_operation_time_to_first_chunk_seconds_count",
-        "weir_pressure_bucket",
-        "weir_overflows_total",
-        "weir_retries_total",
-        "weir_summarizer_calls_total",
-        "weir_degraded_total",
-        "weir_store_latency_seconds_count",
-    }
-    for name, labels, value in found:
-        if name.endswith("_bucket") and labels["le"] == "+Inf":
-            rest = {k: v for k, v in labels.items() if k != "le"}
-            family = [(lb["le"], v) for n, lb, v in found if n == name and {k: lb[k] for k in lb if k != "le"} == rest]
-            assert [v for _, v in family] == sorted(v for _, v in family), "buckets are cumulative"
-            assert family[-1] == ("+Inf", value)
-
-
-def test_an_empty_registry_is_a_valid_text() -> None:
-    assert [value for _, _, value in samples(Metrics().render().decode())] == [0, 0], "what is active, and no more"
-
-
-def test_series_above_the_cap_go_to_other_and_nothing_is_lost() -> None:
-    metrics = Metrics()
-    for number in range(5000):
-        one, other = f"o{number % 100}" + "x" * 1000, f"p{number // 100}"
-        metrics.add(instruments.REQUESTS, one, other)
-        metrics.record(instruments.SERVER_DURATION, 0.5, one, other, "200", "", "http")
-    found = dict(metrics.read())
-    sums, distributions = found[instruments.REQUESTS], found[instruments.SERVER_DURATION]
-    assert (len(sums), len(distributions)) == (2_000, 500)
-    assert sum(series.total for series in sums.values()) == 5000
-    assert sums["other", "other"].total == 3001
-    assert sum(sum(series.counts) for series in distributions.values()) == 5000
-    assert max(len(label) for key in sums for label in key) <= 128
-
-
-def test_what_is_told_by_one_key_is_read_as_if_each_value_had_been_counted() -> None:
-    told, counted = Metrics(), Metrics()
-
-    def named(model: str) -> list[tuple[instruments.Instrument, tuple[str, ...]]]:
-        return [(instruments.PRESSURE, ("green",)), (instruments.OVERHEAD, ("",)), (instruments.DEGRADED, (model,))]
-
-    for number in range(500):
-        waited = None if number % 3 else -1.0 if number % 2 else number / 64  # sums of such values are exact
-        units, model = number if number % 5 else math.nan, f"m{number % 7}"
-        told.told(named, model, values=(number / 512, waited, units))
-        counted.record(instruments.PRESSURE, number / 512, "green")
-        if waited is not None:
-            counted.record(instruments.OVERHEAD, waited, "")
-        counted.add(instruments.DEGRADED, model, value=units)
-        if number % 100 == 99:
-            assert told.render() == counted.render()
-            assert told.read() == counted.read()
-    told.told(named, "m1", values=(0.9, 2.0, 1), trace="0af7")
-    [example] = dict(told.read())[instruments.OVERHEAD][("",)].exemplars.values()
-    assert example[:2] == ("0af7", 2.0)
-
-
-def test_counting_from_several_threads_loses_nothing() -> None:
-    metrics = Metrics()
-
-    def count() -> None:
-        for _ in range(5000):
-            metrics.add(instruments.OVERFLOWS)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ("weir_overflows_total", {}, 20_000.0) in samples(metrics.render().decode())
 
 
 def line(before: int, after: int, **more: object) -> ExchangeLine:
