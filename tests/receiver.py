@@ -42,8 +42,8 @@ class Receiver:
     status: int = 200
 
     def spans(self, *, parts: bool = False) -> list[Span]:
-        """Every span so far; with ``parts`` those too that are there only where something took long."""
-        return [
+        """Every span so far in the order of their starts; with ``parts`` those too that only a slow request has."""
+        received = [
             span
             for message in self.traces
             for resource in message.resource_spans
@@ -51,6 +51,7 @@ class Receiver:
             for span in scope.spans
             if parts or not PART.match(span.name)
         ]
+        return sorted(received, key=lambda span: span.start_time_unix_nano)
 
     def resource(self) -> dict[str, Any]:
         """The attributes of the resource that sent the first spans."""

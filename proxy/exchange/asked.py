@@ -43,7 +43,7 @@ from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
 from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import service_at
-from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
 from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
@@ -71,7 +71,7 @@ class Replies(EffectHandler):
     request: ClientRequest
     caller: Caller
     settings: ContextSettings
-    trace: Trace = NULL_TRACE
+    trace: ExchangeTrace = NULL_TRACE
     patience: Patience | None = None
     spent: Spent = NOTHING_SPENT
     said: Sequence[tuple[bytes, bytes]] = ()
@@ -93,7 +93,7 @@ class Replies(EffectHandler):
                 waits=waits,
             )
             dollars = self._cost(model, told.usage)
-            span.told(purpose=effect.purpose, source=told.source, dollars=dollars)
+            span.summary(purpose=effect.purpose, source=told.source, dollars=dollars)
             if told.usage is not None:
                 span.usage(told.usage)
             if told.result != "ok":
@@ -126,16 +126,16 @@ class Replies(EffectHandler):
         return self.request.model if named in (None, "same") else str(named)
 
     async def _post(
-        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
+        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: Span, body: bytes
     ) -> tuple[int, bytes]:
         headers = [*own_headers(destination), *named]
         if destination.upstream.forward_trace:
             headers += span.propagation()
-        span.asked(body)
+        span.request_body(body)
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
-        span.arrived(answer.status)
+        span.status(answer.status)
         said = await read_of(answer, MAX_ANSWER)
-        span.said_whole(said)
+        span.response_body(said)
         return answer.status, said
 
     def _cost(self, model: str, usage: ReportedUsage | None) -> float | None:

@@ -46,7 +46,7 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.record import ExchangeProgress, evicted_count
+from proxy.exchange.record import ExchangeProgress, evicted_count, identify
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import (
     Attempts,
@@ -82,7 +82,7 @@ from proxy.stream import (
 )
 from proxy.tap import Tap
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
-from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
 from proxy.upstream.client import came_through, has_no_route
 from proxy.upstream.connection import Answer, HTTPAnswer
 from proxy.upstream.overflow import MEASURED, NONE, Kind, Verdict
@@ -130,8 +130,8 @@ class ExchangeHandler:
         self.stopping = False
         self.remembers = False
         name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
-        trace: Trace = NULL_TRACE
-        if runtime.telemetry.recording is not None:
+        trace: ExchangeTrace = NULL_TRACE
+        if runtime.telemetry.exports_traces:
             trace = runtime.telemetry.exchange(scope, f"/v1{route.path}", request_id=name)
         self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
 
@@ -245,6 +245,7 @@ class ExchangeHandler:
         progress, asked = self.progress, request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
+            identify(progress)
             return progress.plan
         if progress.trace.recorded:
             with progress.trace.plan() as asked.span:
@@ -261,6 +262,7 @@ class ExchangeHandler:
         recognized = await planner.recognize(asked)
         if recognized is not None:
             progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=recognized.degraded)
+        identify(progress)
         try:
             plan = await planner.first(asked, recognized)
             if request.client is not asked.request:
@@ -276,6 +278,7 @@ class ExchangeHandler:
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
         progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
+        identify(progress)
         if (made := await make_compaction(runtime, request, asked, recognized, name=progress.id)) is None:
             return False
         if received is not None:
@@ -555,7 +558,7 @@ class ExchangeHandler:
         self.progress.refused(error)
         await self._tell(self.codec.error_body(error), error.headers(), status=error.status)
 
-    def _note_plan(self, span: AnySpan, plan: Plan) -> None:
+    def _note_plan(self, span: Span, plan: Plan) -> None:
         decision, recognized = plan.decision, plan.recognized
         if not span.recorded or decision is None or recognized is None:
             return

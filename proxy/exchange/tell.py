@@ -12,10 +12,9 @@ from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
-from proxy.conversation.thread import name_from
 from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
-from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, record_of
+from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, identify, record_of
 from proxy.models.facts import cost_of, prices_of
 from proxy.monitor import Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
@@ -258,7 +257,7 @@ def end_trace(record: ExchangeRecord) -> None:
     _note_events(record)
     if record.cache is not None:
         trace.cache(changed=record.cache.prefix_changed, is_cold=record.cache.cold, hit_ratio=record.cache.hit_ratio)
-    _identify(record)
+    identify(exchange)
     _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)
@@ -266,7 +265,7 @@ def end_trace(record: ExchangeRecord) -> None:
         trace.event("degraded", reason=reason)
     if record.attempt is not None and exchange.status is not None:
         failed = exchange.error or ("error_in_stream" if exchange.seen.error is not None else None)
-        record.attempt.answered(seen=exchange.seen, usage=record.reported, error_type=failed)
+        record.attempt.end_call(seen=exchange.seen, usage=record.reported, error_type=failed)
     trace.end(exchange.status, exchange.error)
 
 
@@ -304,23 +303,6 @@ def _note_refusal(record: ExchangeRecord) -> None:
     match refusal:
         case {"bucket": str(bucket), "used": int(used), "cap": int(cap)}:
             root.refused_by(bucket, used=used, cap=cap)
-
-
-def _identify(record: ExchangeRecord) -> None:
-    """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
-    exchange, caller, recognized = record.exchange, record.exchange.caller, record.exchange.plan.recognized
-    branch = None if recognized is None else recognized.thread.branch
-    if caller is None:
-        return
-    fields = exchange.chat.fields if exchange.chat is not None else {}
-    exchange.trace.identify(
-        conversation=name_from(exchange.headers, fields) if branch is None else branch.name,
-        tenant=caller.tenant if branch is None else branch.tenant,
-        policy=record.policy.name,
-        model=exchange.model,
-        derived=branch is not None and branch.name == branch.conversation,
-        key=caller.name,
-    )
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:

@@ -74,10 +74,10 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
+from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
-from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
+from proxy.telemetry.trace import CONTEXT_HEADERS, NULL_SPAN, ExchangeTrace, Span
 from proxy.upstream.client import came_through
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.wire.anthropic import MESSAGES
@@ -108,7 +108,7 @@ class RelayedRequest:
     send: Send
     route: Route
     id: str
-    trace: Trace
+    trace: ExchangeTrace
     started: float
     caller: Caller | None = None
     destination: Destination | None = None
@@ -211,10 +211,10 @@ class RelayedRequest:
                 drop=(NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS) | self._unpacked(),
             )
         except ProxyError as error:
-            span.failed(error.code)
+            span.end_call(error_type=error.code)
             raise
         self.status, self.reported = answer.status, Reported(answer.headers)
-        span.arrived(answer.status)
+        span.status(answer.status)
         held, failed = bytearray(), None
         keeps = trace.recorded and _is_plain_json(answer)
         headers = self._headers_of(answer)
@@ -232,7 +232,7 @@ class RelayedRequest:
             answer.close()
             if trace.recorded:
                 seen = read_completion(bytes(held)) if 0 < len(held) <= MAX_READ else Tap()
-                span.answered(answer.status, seen=seen, error_type=failed)
+                span.end_call(answer.status, seen=seen, error_type=failed)
                 trace.end(answer.status, failed)
 
     def _unpacked(self) -> frozenset[bytes]:
@@ -312,7 +312,7 @@ async def relay_untouched(
     await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
 
 
-def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
+def _span(trace: ExchangeTrace, scope: MutableMapping[str, Any], destination: Destination) -> Span:
     if not trace.recorded:
         return NULL_SPAN
     named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model

@@ -49,7 +49,7 @@ from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.telemetry.logs import LOG_CONTEXT
-from proxy.telemetry.trace import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, Span
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import misshapen
@@ -282,7 +282,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         *,
         model: str,
         is_close: bool = False,
-        span: AnySpan = NULL_SPAN,
+        span: Span = NULL_SPAN,
     ) -> bool:
         """Have the store know a request before its client goes on; whether it does.
 

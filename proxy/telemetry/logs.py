@@ -14,75 +14,16 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler
 from operator import attrgetter
-from os import urandom
 from typing import IO, Final, Literal
-from urllib.parse import unquote
 
 import msgspec
 
 from proxy.errors import REDACTED, redact
-from proxy.telemetry import names
-from proxy.telemetry.names import clean, session_id
-
-Header = tuple[bytes, bytes]
-
-CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-MAX_STATE: Final = 2_048
-MAX_BAGGAGE: Final = 8_192
-_TRACEPARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-_READ: Final = frozenset({names.SESSION_ID, names.USER_ID})
-
-
-class Parent(msgspec.Struct, frozen=True):
-    trace: int
-    span: int = 0
-    state: bytes = b""
-
-
-class Context(msgspec.Struct, frozen=True):
-    parent: Parent
-    sampled: bool | None = None
-    user_agent: bytes = b""
-    baggage: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-
-def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
-    given = state = user_agent = carried = b""
-    for name, value in headers:
-        if name == b"traceparent":
-            given = value if not given else b"twice"
-        elif name == b"tracestate":
-            state = state + b"," + value if state else value
-        elif name == b"user-agent":
-            user_agent = value
-        elif name == b"baggage" and baggage:
-            carried = carried + b"," + value if carried else value
-    who = _baggage(carried) if carried else {}
-    found = _TRACEPARENT.fullmatch(given.strip())
-    if found is not None and (found[1] != b"00" or found[5] is None):
-        trace, span = int(found[2], 16), int(found[3], 16)
-        if trace and span:
-            kept = state if len(state) <= MAX_STATE else b""
-            return Context(Parent(trace, span, kept), bool(int(found[4], 16) & 1), user_agent, who)
-    return Context(Parent(int.from_bytes(urandom(16), "big") or 1), None, user_agent, who)
-
-
-def _baggage(value: bytes) -> dict[str, str]:
-    if len(value) > MAX_BAGGAGE:
-        return {}
-    found: dict[str, str] = {}
-    for member in value.decode("latin-1").split(","):
-        key, given, text = member.partition(";")[0].partition("=")
-        name, said = key.strip(), unquote(text.strip())
-        if given and said and name in _READ:
-            found[name] = session_id(said) if name == names.SESSION_ID else clean(said)
-    return found
-
 
 MAX_RECORD_LEN: Final = 32_768
 MIN_SECRET_LEN: Final = 6

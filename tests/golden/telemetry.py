@@ -216,7 +216,8 @@ async def exchanges() -> str:
                         out.append(f"ACCEPT {accept} -> {answer.status_code} {answer.headers['content-type']}")
         await asyncio.to_thread(telemetry.flush)
         stop()
-        spans = [span for span in exporter.get_finished_spans() if not PART.match(span.name)]
+        finished = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        spans = [span for span in finished if not PART.match(span.name)]
         named = {span.context.span_id: span.name for span in spans}
         out += [span_line(span, named) for span in spans]
         out += [line("ROW", {"type": type(row).__name__} | _bare(masked(row))) for row in rows]
