@@ -331,8 +331,8 @@ def _anthropics_own(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, 
 
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
-    lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
-    is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
+    where = (upstream.name, chat.codec.path)
+    is_there = chat.codec.name in upstream.endpoints and where not in runtime.unsupported
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 

@@ -282,7 +282,7 @@ class ExchangeHandler:
         if (made := await make_compaction(runtime, request, asked, recognized, name=progress.id)) is None:
             return False
         if received is not None:
-            runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
+            runtime.unsupported[request.destination.upstream.name, compaction_on(self.route.path)] = None
             received.answer.close()
         progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
         kind = EVENT_STREAM if request.chat.stream else b"application/json"
@@ -302,10 +302,10 @@ class ExchangeHandler:
         """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered for a time."""
         upstream, status, path = request.destination.upstream, received.answer.status, self.codec.path
         if status not in NO_SUCH_ROUTE:
-            if status < 300 and self.runtime.lacking.until:
-                self.runtime.lacking.discard(upstream.name, path)
+            if status < 300:
+                self.runtime.unsupported.pop((upstream.name, path), None)
         elif self.codec.name in upstream.endpoints and has_no_route(status, received.body or b"", path):
-            self.runtime.lacking.add(upstream.name, path)
+            self.runtime.unsupported[upstream.name, path] = None
             received.answer.close()
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 

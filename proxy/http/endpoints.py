@@ -22,6 +22,8 @@ from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from cachetools import TTLCache
+
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
     MODELS_PATH,
@@ -518,6 +520,7 @@ class Api:
 
 
 GOOD_FOR = 5.0
+MAX_UPSTREAMS = 1_000
 PROBE_PATIENCE = 2.0
 READING = ("GET", "HEAD")
 
@@ -525,7 +528,7 @@ READING = ("GET", "HEAD")
 class HealthRoutes:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._reachable: dict[str, tuple[float, bool]] = {}
+        self._reachable: TTLCache[str, bool] = TTLCache(MAX_UPSTREAMS, GOOD_FOR)
         self._heard: set[str] = set()
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
@@ -570,8 +573,8 @@ class HealthRoutes:
         if not base:
             return True
         known = self._reachable.get(base)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        if known is not None:
+            return known
         asking = self._asking.get(base)
         if asking is None:  # whoever asks meanwhile waits for the same answer: no key is needed to ask
             asking = self._asking[base] = asyncio.create_task(self._probe(base))
@@ -583,7 +586,7 @@ class HealthRoutes:
         if answers:
             self._heard.add(base)
         up = answers or (answers is False and base not in self._heard)
-        self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
+        self._reachable[base] = up
         return up
 
 

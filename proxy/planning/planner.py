@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
+from cachetools import LRUCache
 
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, PlannedMessage
@@ -87,7 +88,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     workers: Workers = msgspec.field(default_factory=Workers)
     scales: Scales = msgspec.field(default_factory=Scales)
     _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
-    _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(default_factory=dict)
+    _refused: LRUCache[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(
+        default_factory=lambda: LRUCache(MAX_REFUSED)
+    )
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         degraded, span = ["store"] if self.settler.failing else [], asked.span
@@ -371,8 +374,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         try:
             decided = await self._decide(asked, recognized)
         except BudgetUnreachable as error:
-            if len(self._refused) >= MAX_REFUSED:
-                self._refused.clear()
             if not isinstance(error, BucketExceeded):
                 self._refused[key] = (case, vars(error))
             raise

@@ -9,7 +9,7 @@ What goes beyond that is counted under ``other``, so that sums stay right.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import msgspec
 import prometheus_client
@@ -57,9 +57,8 @@ class BoundedLabels(MetricWrapperBase):
 
     def labels(self, *labelvalues: str) -> Self:  # type: ignore[override]
         """The series of these label values, or the one that counts what is beyond the bounds."""
-        if labelvalues in self._metrics:  # most are: they need neither the library's lock nor its checks
-            return cast("Self", self._metrics[labelvalues])
-        return super().labels(*self._admit(labelvalues))
+        known: Any = self._metrics.get(labelvalues)  # most are there: no need of the library's lock and checks
+        return known or super().labels(*self._admit(labelvalues))
 
     def collect(self) -> Iterable[Metric]:
         """The samples; a label without a value is left out, as Prometheus takes both for the same series."""
