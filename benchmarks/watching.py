@@ -88,7 +88,7 @@ async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer)
 
 async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
     """An exchange that was planned and answered."""
-    handler = ExchangeHandler(runtime, {"headers": HEADERS}, _nothing, _nowhere)
+    handler = ExchangeHandler(runtime, {"method": "POST", "headers": HEADERS}, _nothing, _nowhere)
     progress = handler.progress
     progress.caller = runtime.keyring.identify(credentials_in(HEADERS))
     request = await handler.read(body, progress.caller)

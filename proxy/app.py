@@ -43,10 +43,9 @@ from proxy.store import Store, WriteBehindQueue
 from proxy.store.key_use import OPEN_FOR
 from proxy.store.records import DAY, KeyRow, StoreError
 from proxy.stream import Receive, Send
-from proxy.telemetry import metrics as measured
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.process import give_back, keep_little, watch_loop, watch_process
+from proxy.telemetry.process import give_back, keep_little, watch_loop
 from proxy.telemetry.setup import Telemetry
 from proxy.upstream.client import Client, Upstreams
 from proxy.upstream.providers import LitellmProvider
@@ -54,15 +53,6 @@ from proxy.wire.counting import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")
-
-BEGUN = {
-    measured.RETRIES: ("overflow", "tools_refused"),
-    measured.DEGRADED: ("store", "plan", "resume"),
-    measured.SUMMARIZER_CALLS: ("ok", "kept", "shared", "timeout"),
-    measured.PREPARATIONS: ("prepared", "used", "wasted"),
-    measured.ALERTS_UNDELIVERED: ("dropped", "failed"),
-}
-"""Counters with one label that alert rules look at, and its values."""
 
 NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
 KEYS_EVERY = 2.0
@@ -213,7 +203,7 @@ async def _open_store(config: Config, metrics: Metrics) -> Store:
         busy_timeout=config.store.timeout,
         connections=config.store.pool,
     )
-    store.took = lambda operation, seconds: metrics.record(measured.STORE_LATENCY, seconds, operation)
+    store.took = lambda operation, seconds: metrics.store_latency.labels(operation).observe(seconds)
     for notice in store.notices:
         log.warning("%s", notice)
     return store
@@ -233,10 +223,10 @@ async def _assemble(
     upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
     await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
-    alerts = Alerts(client, config.telemetry.alerts, telemetry.metrics)
-    add = telemetry.metrics.add
+    metrics = telemetry.metrics
+    alerts = Alerts(client, config.telemetry.alerts, metrics)
     told = {"stored": alerts.tell_stored} if store.shared else {}
-    settler = WriteBehindQueue(store, degraded=partial(add, measured.DEGRADED), **told)
+    settler = WriteBehindQueue(store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told)
     learned = LearnedLimits(await store.limits())
     windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn)
     windows.follow(await store.calibrations())
@@ -247,7 +237,7 @@ async def _assemble(
         conversations=conversations,
         store=store,
         settler=settler,
-        saved=partial(add, measured.CHECKPOINTS),
+        saved=lambda reason: metrics.checkpoints.labels(reason).inc(),
         workers=Workers(processes_for_plans()),
     )
     health = HealthBook()
@@ -265,7 +255,7 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=_preparation(planner, told=partial(add, measured.PREPARATIONS)),
+        preparation=_preparation(planner, told=lambda result: metrics.preparations.labels(result).inc()),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
@@ -300,30 +290,36 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
     """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
-            metrics.add(measured.REQUESTS, outcome, policy, value=0)
-    for counter, values in BEGUN.items():
+            metrics.requests.labels(outcome, policy)
+    begun = {
+        metrics.retries: ("overflow", "tools_refused"),
+        metrics.degraded: ("store", "plan", "resume"),
+        metrics.summarizer_calls: ("ok", "kept", "shared", "timeout"),
+        metrics.preparations: ("prepared", "used", "wasted"),
+        metrics.alerts_undelivered: ("dropped", "failed"),
+    }
+    for counter, values in begun.items():
         for value in values:
-            metrics.add(counter, value, value=0)
+            counter.labels(value)
     for rule in RULES:
-        metrics.add(measured.ALERTS, rule.level, rule.category, rule.kind, value=0)
-    metrics.add(measured.OVERFLOWS, value=0)
+        metrics.alerts.labels(rule.level, rule.category, rule.kind)
 
 
 def _watch(runtime: Runtime) -> None:
-    loop, watch = asyncio.get_running_loop(), runtime.telemetry.metrics.watch
-    watch(measured.UNAUTHORISED, lambda: dict(runtime.guesses.counted))
-    watch(measured.HEALTH, runtime.health.read)
-    watch(measured.STORE_WAITING, runtime.settler.waiting)
-    watch(measured.STORE_SIZE, lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
-    watch(measured.STORE_GROWTH, partial(_growth, runtime))
-    watch(measured.TASKS, lambda: {(): len(asyncio.all_tasks(loop))})
-    watch(measured.QUEUE, partial(_queues, runtime, loop))
-    watch(measured.BODIES_HELD, lambda: {(): runtime.admission.held})
-    watch(measured.CONNECTIONS, partial(_connections, runtime))
-    watch_process(runtime.telemetry.metrics)
+    loop = asyncio.get_running_loop()
+    metrics = runtime.telemetry.metrics
+    metrics.unauthorised.watch(lambda: dict(runtime.guesses.counted))
+    metrics.health.watch(runtime.health.read)
+    metrics.store_waiting.watch(runtime.settler.waiting)
+    metrics.store_size.watch(lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
+    metrics.store_growth.watch(partial(_growth, runtime))
+    metrics.tasks.watch(lambda: {(): len(asyncio.all_tasks(loop))})
+    metrics.queue.watch(partial(_queues, runtime, loop))
+    metrics.bodies_held.watch(lambda: {(): runtime.admission.held})
+    metrics.connections.watch(partial(_connections, runtime))
     keep_little()
-    watch(measured.WINDOWS_LEARNED, lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())})
-    _begin_counting(runtime.telemetry.metrics, runtime.config)
+    metrics.windows_learned.watch(lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())})
+    _begin_counting(metrics, runtime.config)
 
 
 def _growth(runtime: Runtime) -> Mapping[tuple[str, ...], float]:

@@ -54,7 +54,7 @@ from proxy.planning.values import CUT, Plan, Recognized
 from proxy.store.records import ExchangeRow
 from proxy.tap import ReportedUsage, together
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
-from proxy.telemetry.metrics import ALERTS, ALERTS_UNDELIVERED, Metrics
+from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client
 from proxy.upstream.connection import StreamBroken
 from proxy.wire.codec import ClientRequest
@@ -395,7 +395,7 @@ class Alerts:
 
     def tell(self, notice: Notice) -> None:
         alert = notice.alert
-        self.metrics.add(ALERTS, alert.level, alert.category, alert.kind)
+        self.metrics.alerts.labels(alert.level, alert.category, alert.kind).inc()
         log_alert(
             log,
             AlertLine(
@@ -416,7 +416,7 @@ class Alerts:
         try:
             self._waiting.put_nowait(notice)
         except asyncio.QueueFull:
-            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.alerts_undelivered.labels("dropped").inc()
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
@@ -436,7 +436,7 @@ class Alerts:
                 await self._waiting.join()
         while not self._waiting.empty():
             self._waiting.get_nowait()
-            self.metrics.add(ALERTS_UNDELIVERED, "dropped")
+            self.metrics.alerts_undelivered.labels("dropped").inc()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -448,7 +448,7 @@ class Alerts:
                 await self._deliver(notice)
             except Exception:  # whatever a webhook brings about is no request's affair
                 log.exception("an alert could not be sent", extra=_about(notice))
-                self.metrics.add(ALERTS_UNDELIVERED, "failed")
+                self.metrics.alerts_undelivered.labels("failed").inc()
             finally:
                 self._waiting.task_done()
 
@@ -471,7 +471,7 @@ class Alerts:
             why = f"status {status}"
             if 400 <= status < 500 and status not in {408, 425, 429}:
                 break
-        self.metrics.add(ALERTS_UNDELIVERED, "failed")
+        self.metrics.alerts_undelivered.labels("failed").inc()
         log.warning("the webhook did not take alert %s: %s", notice.id, why, extra=_about(notice))
 
     async def _post(self, notice: Notice, url: str, settings: AlertSettings) -> int:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cachetools import TTLCache
+
 from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, Guesses, Keyring, tenant_source
 from proxy.access.provider_ids import ProviderIds
@@ -21,7 +23,7 @@ from proxy.planning.preparation import Preparation
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import KeyRow, PolicyRow
 from proxy.telemetry.setup import Telemetry
-from proxy.upstream.client import Lacking, Upstreams
+from proxy.upstream.client import Upstreams, unsupported_endpoints
 from proxy.wire.counting import Tokenizer
 
 
@@ -58,7 +60,7 @@ class Runtime:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
-    lacking: Lacking = field(default_factory=Lacking)
+    unsupported: TTLCache[tuple[str, str], None] = field(default_factory=unsupported_endpoints)
     sizes: Sequence[tuple[float, int]] = ()
     policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ import msgspec
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
 from proxy.server import BODY_FOLLOWS, DISCONNECT
 from proxy.tap import StreamTap, Tap
-from proxy.telemetry.trace import AnySpan
+from proxy.telemetry.trace import Span
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import is_cut_short
 from proxy.wire.codec import CHAT, Codec
@@ -357,7 +357,7 @@ async def send_more(send: Send, chunk: bytes) -> None:
 
 
 async def capture_stream(
-    chunks: AsyncGenerator[bytes, None], span: AnySpan, *, codec: Codec = CHAT
+    chunks: AsyncGenerator[bytes, None], span: Span, *, codec: Codec = CHAT
 ) -> AsyncGenerator[bytes, None]:
     held = bytearray()
     try:
@@ -367,7 +367,7 @@ async def capture_stream(
                     held += chunk
                 yield chunk
     finally:
-        span.said(choices_of(bytes(held), codec))
+        span.choices(choices_of(bytes(held), codec))
 
 
 class Listener(msgspec.Struct):

@@ -14,14 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
-    MetricsServiceServicer,
-    add_MetricsServiceServicer_to_server,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -35,7 +27,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PART = re.compile(r"weir context\.(?!plan$|layer |prepare$)")
 TRACES = "/v1/traces"
-METRICS = "/v1/metrics"
 NAMES = {"http.response.status_code": "status", "error.type": "error", "gen_ai.usage.input_tokens": "input"}
 
 
@@ -46,14 +37,13 @@ class Receiver:
     http: str = ""
     grpc: str = ""
     traces: list[ExportTraceServiceRequest] = field(default_factory=list)
-    metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
     encodings: list[str | None] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
 
     def spans(self, *, parts: bool = False) -> list[Span]:
-        """Every span so far; with ``parts`` those too that are there only where something took long."""
-        return [
+        """Every span so far in the order of their starts; with ``parts`` those too that only a slow request has."""
+        received = [
             span
             for message in self.traces
             for resource in message.resource_spans
@@ -61,18 +51,16 @@ class Receiver:
             for span in scope.spans
             if parts or not PART.match(span.name)
         ]
+        return sorted(received, key=lambda span: span.start_time_unix_nano)
 
     def resource(self) -> dict[str, Any]:
         """The attributes of the resource that sent the first spans."""
         return attributes(self.traces[0].resource_spans[0].resource.attributes)
 
-    def take(self, signal: str, body: bytes) -> bytes:
+    def take(self, body: bytes) -> bytes:
         """Keep one message; the answer's bytes."""
-        if signal == TRACES:
-            self.traces.append(ExportTraceServiceRequest.FromString(body))
-            return bytes(ExportTraceServiceResponse().SerializeToString())
-        self.metrics.append(ExportMetricsServiceRequest.FromString(body))
-        return bytes(ExportMetricsServiceResponse().SerializeToString())
+        self.traces.append(ExportTraceServiceRequest.FromString(body))
+        return bytes(ExportTraceServiceResponse().SerializeToString())
 
 
 def value_of(value: AnyValue) -> Any:
@@ -143,9 +131,9 @@ class _Posted(BaseHTTPRequestHandler):
         receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
         answer = b""
         if receiver.status == 200:
-            assert self.path in (TRACES, METRICS), self.path
+            assert self.path == TRACES
             assert self.headers["content-type"] == "application/x-protobuf"
-            answer = receiver.take(self.path, gzip.decompress(body) if encoding == "gzip" else body)
+            answer = receiver.take(gzip.decompress(body) if encoding == "gzip" else body)
         self.send_response(receiver.status)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(len(answer)))
@@ -167,15 +155,6 @@ class _Traces(TraceServiceServicer):
         return ExportTraceServiceResponse()
 
 
-class _Metrics(MetricsServiceServicer):
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name
-        self._receiver.metrics.append(request)
-        return ExportMetricsServiceResponse()
-
-
 @contextmanager
 def receiving(status: int = 200) -> Iterator[Receiver]:
     """A receiver on two ports of this machine; ``http`` and ``grpc`` are their base URLs."""
@@ -187,7 +166,6 @@ def receiving(status: int = 200) -> Iterator[Receiver]:
     thread.start()
     rpc = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     add_TraceServiceServicer_to_server(_Traces(receiver), rpc)  # type: ignore[no-untyped-call]
-    add_MetricsServiceServicer_to_server(_Metrics(receiver), rpc)  # type: ignore[no-untyped-call]
     port = rpc.add_insecure_port("127.0.0.1:0")
     rpc.start()
     receiver.http = f"http://127.0.0.1:{web.server_port}"

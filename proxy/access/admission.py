@@ -14,7 +14,7 @@ import math
 import re
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+from cachetools import LRUCache
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
@@ -420,7 +421,7 @@ class Guesses:
 
     clock: Callable[[], float] = time.monotonic
     counted: dict[tuple[str, ...], float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
-    _guessers: OrderedDict[str, _Guesser] = field(default_factory=OrderedDict)
+    _guessers: LRUCache[str, _Guesser] = field(default_factory=lambda: LRUCache(MAX_ADDRESSES))
 
     def answer(self, scope: Scope, error: ProxyError, *, guessed: bool = True) -> ProxyError:
         if not guessed:
@@ -437,12 +438,9 @@ class Guesses:
     def _held_off(self, site: str) -> int:
         """Seconds to wait, twice as long each time; 0 for the first few."""
         now = self.clock()
-        guesser = self._guessers.pop(site, None)
+        guesser = self._guessers.get(site)
         if guesser is None or now - guesser.last > FORGET:
-            guesser = _Guesser(since=now, last=now)
-        self._guessers[site] = guesser
-        if len(self._guessers) > MAX_ADDRESSES:
-            self._guessers.popitem(last=False)
+            guesser = self._guessers[site] = _Guesser(since=now, last=now)
         guesser.last = now
         if now >= guesser.until:
             if not guesser.seconds and now - guesser.since > MINUTE:

@@ -12,12 +12,12 @@ import asyncio
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from cachetools import LRUCache
 
 from proxy.access.destination import Caller, Headers, Route, is_form
 from proxy.config.values import UpstreamSettings
@@ -274,7 +274,7 @@ class ProviderIds:
         self._store = store
         self._settler = settler
         self._clock = clock
-        self._known: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._known: LRUCache[tuple[str, bytes], None] = LRUCache(REMEMBERED)
 
     def remember(self, tenant: str, ids: Iterable[str]) -> None:
         """Know ids as a tenant's from now on; they are stored in a moment."""
@@ -347,9 +347,6 @@ class ProviderIds:
     def _hold(self, tenant: str, digests: Iterable[bytes]) -> None:
         for each in digests:
             self._known[tenant, each] = None
-            self._known.move_to_end((tenant, each))
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
 
 
 def _digest(each: str) -> bytes:

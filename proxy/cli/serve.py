@@ -29,7 +29,6 @@ from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError
 from proxy.telemetry.logs import QueuedLog
-from proxy.telemetry.metrics import DROPPED
 from proxy.telemetry.process import collect_seldom
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
 from proxy.upstream.providers import providers_for
@@ -75,10 +74,10 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     if not config.simulate:  # it asks for another reading, which would end what is not ready for it
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        _telemetry_settings(config).check()
+        telemetry = Telemetry.create(_telemetry_settings(config))
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
-    process = _Process(path, flags, log_format)
+    process = _Process(path, flags, log_format, telemetry)
     with _logging(process.log), _listening(config) as listener, _upstream(config, process.tokenizer) as effective:
         keys = _check_store(effective)
         making = f"weir keys create --name me{given_again(path, flags.store and masked_url(flags.store))}"
@@ -91,9 +90,10 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 class _Process:
     """What a process was started with, its log, and the tokenizer for all that it counts."""
 
-    def __init__(self, path: Path | None, flags: Flags, log_format: str) -> None:
+    def __init__(self, path: Path | None, flags: Flags, log_format: str, telemetry: Telemetry) -> None:
         self._path = path
         self._flags = flags
+        self._telemetry = telemetry
         self.tokenizer = Tokenizer(cache_dir=vocabularies(), estimators=installed_estimators())
         self.log = _open_log(log_format)
 
@@ -103,11 +103,10 @@ class _Process:
 
     def app(self, config: Config) -> App:
         self._hide(config)
-        telemetry = Telemetry.create(_telemetry_settings(config))
-        telemetry.metrics.watch(DROPPED, self.log.losses)
+        self._telemetry.metrics.dropped.watch(self.log.losses)
         return create_app(
             config,
-            telemetry=telemetry,
+            telemetry=self._telemetry,
             tokenizer=self.tokenizer,
             providers=providers_for(config.upstreams.values()),
             reload=None if config.simulate else self._read_again,
@@ -136,7 +135,6 @@ def _telemetry_settings(config: Config) -> OtelSettings:
         deployment=chosen.environment,
         capture_content=chosen.capture_content,
         read_baggage=chosen.read_baggage,
-        environment=environment(),
     )
 
 

@@ -275,9 +275,13 @@ DROPS = ("dropped", "undelivered", "degraded")
 
 
 def _drops(visit: PageVisit) -> list[tuple[str, str]]:
-    page = visit.runtime.telemetry.metrics.render().decode("utf-8", "replace")
-    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
-    return [(name, value) for name, _, value in lines if any(word in name.partition("{")[0] for word in DROPS)]
+    page, _ = visit.runtime.telemetry.metrics.render()
+    lines = (line.rpartition(" ") for line in page.decode().splitlines() if not line.startswith("#"))
+    return [
+        (name, f"{float(value):.0f}")
+        for name, _, value in lines
+        if any(word in name.partition("{")[0] for word in DROPS)
+    ]
 
 
 async def forget(visit: PageVisit) -> Redirect:

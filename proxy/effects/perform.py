@@ -40,7 +40,7 @@ from policies.effects import (
 )
 from policies.text.segments import Readings, TextReading
 from proxy.errors import ProxyError
-from proxy.telemetry.trace import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, Span
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
@@ -264,7 +264,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING_SPENT = Spent()
 
 
-async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: AnySpan = NULL_SPAN) -> T:
+async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: Span = NULL_SPAN) -> T:
     """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told of all waiting.
 
     From the first :class:`Offload` on its steps run on a worker thread, so that the event loop never waits for
@@ -282,7 +282,7 @@ async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: AnySpa
     return now.value
 
 
-async def _on_thread(flow: Flow[T], reply: Reply, span: AnySpan, *, between: bool) -> Effect | Returned[T]:
+async def _on_thread(flow: Flow[T], reply: Reply, span: Span, *, between: bool) -> Effect | Returned[T]:
     handed = span.now()
 
     def work() -> tuple[Effect | Returned[T], int]:

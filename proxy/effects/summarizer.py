@@ -21,6 +21,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
+from cachetools import LRUCache, TLRUCache
 
 from policies.effects import Failed, Summarize, Summary
 from policies.summary.check import declines, without_reasoning
@@ -39,19 +40,20 @@ MAX_CHARACTERS = 4_000_000
 STOPPED = "stop"
 
 
+def _size(answer: Summary) -> int:
+    """What an answer takes of the characters that are kept: at least a share by which their number is bounded too."""
+    return max(len(answer.text), MAX_CHARACTERS // MAX_KEPT)
+
+
 class SummaryCache:
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
         self._failing = False
-        self._answers: OrderedDict[tuple[str, bytes], Summary] = OrderedDict()
-        self._size = 0
+        self._answers: LRUCache[tuple[str, bytes], Summary] = LRUCache(MAX_CHARACTERS, getsizeof=_size)
         self._writing: set[asyncio.Task[None]] = set()
 
     def remembered(self, tenant: str, address: bytes) -> Summary | None:
-        found = self._answers.get((tenant, address))
-        if found is not None:
-            self._answers.move_to_end((tenant, address))
-        return found
+        return self._answers.get((tenant, address))
 
     async def find(self, tenant: str, address: bytes) -> Summary | None:
         if self._store is None:
@@ -72,23 +74,16 @@ class SummaryCache:
 
     def forget(self, tenant: str) -> None:
         for key in [key for key in self._answers if key[0] == tenant]:
-            self._drop(key)
+            del self._answers[key]
 
     async def close(self) -> None:
         await asyncio.gather(*self._writing, return_exceptions=True)
 
     def _remember(self, tenant: str, row: SummaryRow) -> Summary:
         answer = Summary(text=row.text, finish_reason=STOPPED, model=row.model)
-        self._drop((tenant, row.key))
-        self._answers[tenant, row.key] = answer
-        self._size += len(answer.text)
-        while len(self._answers) > MAX_KEPT or self._size > MAX_CHARACTERS:
-            self._drop(next(iter(self._answers)))
+        if len(answer.text) <= MAX_CHARACTERS:
+            self._answers[tenant, row.key] = answer
         return answer
-
-    def _drop(self, key: tuple[str, bytes]) -> None:
-        gone = self._answers.pop(key, None)
-        self._size -= len(gone.text) if gone is not None else 0
 
     async def _write(self, store: Store, tenant: str, row: SummaryRow) -> None:
         try:
@@ -183,19 +178,16 @@ class _Learned:
     """What was learned of models, each for a while."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._known: OrderedDict[tuple[str, ...], tuple[str, float]] = OrderedDict()
+        self._known: TLRUCache[tuple[str, ...], tuple[str, float]] = TLRUCache(
+            MAX_KNOWN, ttu=lambda _, known, now: now + known[1], timer=clock
+        )
 
     def get(self, what: str, scope: Sequence[str]) -> str | None:
-        value, until = self._known.get((what, *scope), (None, 0.0))
-        return value if until > self._clock() else None
+        value, _ = self._known.get((what, *scope), (None, 0.0))
+        return value
 
     def put(self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR) -> None:
-        name = (what, *scope)
-        self._known.pop(name, None)
-        self._known[name] = value, self._clock() + seconds
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        self._known[what, *scope] = (value, seconds)
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,9 +41,9 @@ from proxy.models.facts import BETA, binds_reasoning, cost_of, long_name, prices
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry.metrics import SUMMARIZER_CALLS, SUMMARIZER_COST, SUMMARIZER_TOKENS, ModelCall
+from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import service_at
-from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
 from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
@@ -71,7 +71,7 @@ class Replies(EffectHandler):
     request: ClientRequest
     caller: Caller
     settings: ContextSettings
-    trace: Trace = NULL_TRACE
+    trace: ExchangeTrace = NULL_TRACE
     patience: Patience | None = None
     spent: Spent = NOTHING_SPENT
     said: Sequence[tuple[bytes, bytes]] = ()
@@ -93,7 +93,7 @@ class Replies(EffectHandler):
                 waits=waits,
             )
             dollars = self._cost(model, told.usage)
-            span.told(purpose=effect.purpose, source=told.source, dollars=dollars)
+            span.summary(purpose=effect.purpose, source=told.source, dollars=dollars)
             if told.usage is not None:
                 span.usage(told.usage)
             if told.result != "ok":
@@ -126,16 +126,16 @@ class Replies(EffectHandler):
         return self.request.model if named in (None, "same") else str(named)
 
     async def _post(
-        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: AnySpan, body: bytes
+        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: Span, body: bytes
     ) -> tuple[int, bytes]:
         headers = [*own_headers(destination), *named]
         if destination.upstream.forward_trace:
             headers += span.propagation()
-        span.asked(body)
+        span.request_body(body)
         answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
-        span.arrived(answer.status)
+        span.status(answer.status)
         said = await read_of(answer, MAX_ANSWER)
-        span.said_whole(said)
+        span.response_body(said)
         return answer.status, said
 
     def _cost(self, model: str, usage: ReportedUsage | None) -> float | None:
@@ -157,14 +157,15 @@ class Replies(EffectHandler):
             seconds=told.seconds,
             dollars=dollars or 0.0,
         )
-        metrics.add(SUMMARIZER_CALLS, told.source if told.source in ("kept", "shared") else told.result)
+        result = told.source if told.source in ("kept", "shared") else told.result
+        metrics.summarizer_calls.labels(result).inc()
         if told.source != "asked":
             return
         for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
-            metrics.add(SUMMARIZER_TOKENS, kind, value=tokens)
+            metrics.summarizer_tokens.labels(kind).inc(tokens)
         if dollars is not None:
-            metrics.add(SUMMARIZER_COST, terms.tenant[:TENANT_SHOWN], value=dollars)
-        metrics.called(
+            metrics.summarizer_cost.labels(terms.tenant[:TENANT_SHOWN]).inc(dollars)
+        metrics.observe_call(
             ModelCall(
                 provider=terms.upstream,
                 model=terms.model,
@@ -330,8 +331,8 @@ def _anthropics_own(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, 
 
 
 def _is_manageable(runtime: Runtime, upstream: UpstreamSettings, chat: ClientRequest) -> bool:
-    lacking, where = runtime.lacking, (upstream.name, chat.codec.path)
-    is_there = chat.codec.name in upstream.endpoints and not (lacking.until and where in lacking)
+    where = (upstream.name, chat.codec.path)
+    is_there = chat.codec.name in upstream.endpoints and where not in runtime.unsupported
     return is_there and bool(chat.messages) and not wants_no_editing(chat.fields)
 
 

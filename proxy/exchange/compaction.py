@@ -140,7 +140,7 @@ def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
 
     Only Anthropic makes those of Messages; others would answer as if they had not been asked.
     """
-    lacks = (request.destination.upstream.name, compaction_on(path)) in runtime.lacking
+    lacks = (request.destination.upstream.name, compaction_on(path)) in runtime.unsupported
     return lacks or request.chat.codec is MESSAGES
 
 

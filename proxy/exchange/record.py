@@ -15,6 +15,7 @@ from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.pressure import lift, read_pressure
 from policies.settings import CACHE_TTL, ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
+from proxy.conversation.thread import name_from
 from proxy.custom import Turn
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -26,7 +27,7 @@ from proxy.runtime import Runtime
 from proxy.stream import Listener, messages_in, texts_of
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.metrics import ModelCall
-from proxy.telemetry.trace import AnySpan, Trace
+from proxy.telemetry.trace import ExchangeTrace, Span
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
 from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.codec import ClientRequest
@@ -48,7 +49,7 @@ class ExchangeProgress(msgspec.Struct):
 
     id: str
     started: float
-    trace: Trace
+    trace: ExchangeTrace
     query: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
     route: Route = CHAT
@@ -252,7 +253,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     policy: ContextSettings
     carried_out: Decision | None
-    attempt: AnySpan | None
+    attempt: Span | None
     overflows: int
     spent: Spent
     tokens: TokenUsage | None
@@ -288,6 +289,24 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
         cache=_cache_use(progress, billed, ttl=CACHE_TTL, at=at),
         events=_events(runtime, progress, ending),
         checkup=_check_up(runtime, progress, tokens, at=at),
+    )
+
+
+def identify(progress: ExchangeProgress) -> None:
+    """Have the trace show whose request it is, as far as that is known; nothing for a caller without a key."""
+    caller = progress.caller
+    if caller is None or not progress.trace.recorded:
+        return
+    recognized = progress.plan.recognized
+    branch = None if recognized is None else recognized.thread.branch
+    fields = progress.chat.fields if progress.chat is not None else {}
+    progress.trace.identify(
+        conversation=name_from(progress.headers, fields) if branch is None else branch.name,
+        tenant=caller.tenant if branch is None else branch.tenant,
+        policy=progress.policy.name,
+        model=progress.model,
+        derived=branch is not None and branch.name == branch.conversation,
+        key=caller.name,
     )
 
 

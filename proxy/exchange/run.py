@@ -46,7 +46,7 @@ from proxy.exchange.compaction import (
     make_compaction,
     natively,
 )
-from proxy.exchange.record import BROKE_OFF, ExchangeProgress, evicted_count
+from proxy.exchange.record import BROKE_OFF, ExchangeProgress, evicted_count, identify
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
 from proxy.exchange.send import (
     Attempts,
@@ -82,7 +82,7 @@ from proxy.stream import (
 )
 from proxy.tap import StreamTap, Tap, unpacker_for
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
-from proxy.telemetry.trace import NULL_TRACE, AnySpan, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
 from proxy.upstream.client import came_through, has_no_route
 from proxy.upstream.connection import Answer, HTTPAnswer
 from proxy.upstream.overflow import MEASURED, NONE, Kind, Verdict
@@ -130,8 +130,8 @@ class ExchangeHandler:
         self.stopping = False
         self.remembers = False
         name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
-        trace: Trace = NULL_TRACE
-        if runtime.telemetry.recording is not None:
+        trace: ExchangeTrace = NULL_TRACE
+        if runtime.telemetry.exports_traces:
             trace = runtime.telemetry.exchange(scope, f"/v1{route.path}", request_id=name)
         self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
 
@@ -147,7 +147,7 @@ class ExchangeHandler:
     async def run(self) -> None:
         runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(progress.id, progress.trace.trace_id))
-        runtime.telemetry.metrics.active += 1
+        runtime.telemetry.metrics.active_requests.inc()
         if shutdown is not None:
             shutdown.callbacks.add(self._stop)
         try:
@@ -177,7 +177,7 @@ class ExchangeHandler:
         finally:
             if shutdown is not None:
                 shutdown.callbacks.discard(self._stop)
-            runtime.telemetry.metrics.active -= 1
+            runtime.telemetry.metrics.active_requests.dec()
             ended = time.perf_counter()
             if progress.trace.recorded:  # its spans end now
                 record_exchange(runtime, progress, ended=ended)
@@ -208,14 +208,14 @@ class ExchangeHandler:
         self._require_endpoint(request, received)
         rounds = None if recalling is None else recalling.rounds(sent, progress.plan)
         is_stream = received.chunks is not None
-        metrics.streams += is_stream
+        metrics.active_streams.inc(is_stream)
         try:
             if rounds is None or recalling is None:
                 await self._relay(received)
             else:
                 await self._recall(received, rounds, recalling)
         finally:
-            metrics.streams -= is_stream
+            metrics.active_streams.dec(is_stream)
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress, runtime, sent = self.progress, self.runtime, dict(self.progress.headers)
@@ -245,6 +245,7 @@ class ExchangeHandler:
         progress, asked = self.progress, request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
+            identify(progress)
             return progress.plan
         if progress.trace.recorded:
             with progress.trace.plan() as asked.span:
@@ -261,6 +262,7 @@ class ExchangeHandler:
         recognized = await planner.recognize(asked)
         if recognized is not None:
             progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=recognized.degraded)
+        identify(progress)
         try:
             plan = await planner.first(asked, recognized)
             if request.client is not asked.request:
@@ -276,10 +278,11 @@ class ExchangeHandler:
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
         progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
+        identify(progress)
         if (made := await make_compaction(runtime, request, asked, recognized, name=progress.id)) is None:
             return False
         if received is not None:
-            runtime.lacking.add(request.destination.upstream.name, compaction_on(self.route.path))
+            runtime.unsupported[request.destination.upstream.name, compaction_on(self.route.path)] = None
             received.answer.close()
         progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
         kind = EVENT_STREAM if request.chat.stream else b"application/json"
@@ -299,10 +302,10 @@ class ExchangeHandler:
         """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered for a time."""
         upstream, status, path = request.destination.upstream, received.answer.status, self.codec.path
         if status not in NO_SUCH_ROUTE:
-            if status < 300 and self.runtime.lacking.until:
-                self.runtime.lacking.discard(upstream.name, path)
+            if status < 300:
+                self.runtime.unsupported.pop((upstream.name, path), None)
         elif self.codec.name in upstream.endpoints and has_no_route(status, received.body or b"", path):
-            self.runtime.lacking.add(upstream.name, path)
+            self.runtime.unsupported[upstream.name, path] = None
             received.answer.close()
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
@@ -557,7 +560,7 @@ class ExchangeHandler:
         self.progress.refused(error)
         await self._tell(self.codec.error_body(error), error.headers(), status=error.status)
 
-    def _note_plan(self, span: AnySpan, plan: Plan) -> None:
+    def _note_plan(self, span: Span, plan: Plan) -> None:
         decision, recognized = plan.decision, plan.recognized
         if not span.recorded or decision is None or recognized is None:
             return

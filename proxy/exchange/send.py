@@ -32,10 +32,9 @@ from proxy.stream import (
     open_stream,
 )
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, error_code, read_completion, unpacker_for
-from proxy.telemetry.logs import CONTEXT_HEADERS
-from proxy.telemetry.metrics import RETRIES, Metrics, ModelCall
+from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.names import REQUEST_PARAMS, service_at
-from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
+from proxy.telemetry.trace import CONTEXT_HEADERS, NULL_SPAN, ExchangeTrace, Span
 from proxy.upstream.client import Upstreams
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.upstream.overflow import (
@@ -80,9 +79,9 @@ class Attempts(msgspec.Struct):
     destination: Destination
     headers: Sequence[tuple[bytes, bytes]]
     query: bytes
-    trace: Trace
+    trace: ExchangeTrace
     policy: ContextSettings | None
-    span: AnySpan | None = None
+    span: Span | None = None
     made: int = 0
     room: int | None = None
     retries: int = 0
@@ -113,7 +112,7 @@ class Attempts(msgspec.Struct):
                 attempt=self.made - 1,
             )
             if span.recorded:
-                span.arrived(answer.status)
+                span.status(answer.status)
             try:
                 received, verdict = await self._look(answer, plan, span)
             except BaseException as error:
@@ -122,16 +121,16 @@ class Attempts(msgspec.Struct):
                     raise UpstreamUnreachable(str(error)) from None
                 raise
         except ProxyError as error:
-            span.failed(error.code)
+            span.end_call(error_type=error.code)
             self.count_call(error=error.code)
             raise
         if answer.status >= 400 or (verdict is not NONE and verdict.is_overflow):
             reason = "context_length_exceeded" if verdict.is_overflow else error_code(received.body or b"")
-            span.failed(reason or str(answer.status))
+            span.end_call(error_type=reason or str(answer.status))
             self.count_call(error=reason or str(answer.status))
         return received, verdict
 
-    def _begin_span(self, body: bytes, plan: Plan) -> AnySpan:
+    def _begin_span(self, body: bytes, plan: Plan) -> Span:
         observes, upstream = self.policy is not None and self.policy.observes, self.destination.upstream
         span = self.trace.attempt(
             self.request.model,
@@ -141,7 +140,7 @@ class Attempts(msgspec.Struct):
         )
         if self.room is not None and self.request.max_tokens is not None:
             span.clamp(self.request.max_tokens, self.room)
-        span.asked(body)
+        span.request_body(body)
         return span
 
     def begin_stream(self) -> None:
@@ -172,7 +171,7 @@ class Attempts(msgspec.Struct):
     def count_call(self, *, seen: Tap | None = None, error: str = "") -> None:
         used = seen.usage if seen is not None else None
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
-            self.metrics.called(call)
+            self.metrics.observe_call(call)
 
     def _asked(self) -> Mapping[str, object]:
         request = self.request
@@ -184,7 +183,7 @@ class Attempts(msgspec.Struct):
             asked["output_type"] = kind
         return asked
 
-    async def _look(self, answer: Answer, plan: Plan, span: AnySpan) -> tuple[UpstreamResponse, Verdict]:
+    async def _look(self, answer: Answer, plan: Plan, span: Span) -> tuple[UpstreamResponse, Verdict]:
         if is_stream(answer) and answer.status < 400:
             chunks = answer.chunks()
             if span.captures:
@@ -209,7 +208,7 @@ class Attempts(msgspec.Struct):
         if seen is not None and seen.truncated and answer.ended and unpacker is None:
             raise UpstreamUnreachable(IN_THE_MIDDLE)
         if seen is not None and span.captures:
-            span.said_whole(body)
+            span.response_body(body)
         if seen is not None and seen.said:
             return UpstreamResponse(answer, body=body, seen=seen), NONE
         verdict = classify(answer.status, body, window=_window(plan))
@@ -412,7 +411,7 @@ class Recalling(msgspec.Struct):
         if self.offer is None or verdict.is_overflow or not refuses_tools(received):
             return received, verdict
         received.answer.close()
-        self.attempts.metrics.add(RETRIES, "tools_refused")
+        self.attempts.metrics.retries.labels("tools_refused").inc()
         received, verdict = await self.attempts.make(body, plan)
         if received.answer.status < 400:
             self.offer = None
@@ -423,7 +422,7 @@ class Recalling(msgspec.Struct):
     def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
         attempts, seen = self.attempts, seen or Tap()
         if attempts.span is not None:
-            attempts.span.answered(received.answer.status, seen=seen)
+            attempts.span.end_call(received.answer.status, seen=seen)
         attempts.count_call(seen=seen)
         attempts.rounds.append(seen.usage or NO_USAGE)
 

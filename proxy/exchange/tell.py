@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from math import isfinite
 
 import msgspec
 
@@ -11,19 +12,17 @@ from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
-from proxy.conversation.thread import name_from
 from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
-from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, record_of
+from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, identify, record_of
 from proxy.models.facts import cost_of, prices_of
-from proxy.monitor import CacheUse, Notice
+from proxy.monitor import Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow, Inspection, RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import ExchangeLine, log_exchange
-from proxy.telemetry.metrics import Count, Metrics, Named
+from proxy.telemetry.metrics import Metrics, exemplar
 
 log = logging.getLogger("weir.settlement")
 
@@ -46,7 +45,7 @@ def record_exchange(runtime: Runtime, progress: ExchangeProgress, *, ended: floa
     if progress.turn is not None:
         runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
-    metrics.record(i.SETTLEMENT, time.perf_counter() - begun)
+    metrics.settlement.observe(time.perf_counter() - begun)
 
 
 def record_relayed(
@@ -60,11 +59,15 @@ def record_relayed(
     usage: ReportedUsage | None,
     policy: str = NO_POLICY,
 ) -> None:
-    used, metrics, cost = usage or NO_USAGE, runtime.telemetry.metrics, None
+    used = usage or NO_USAGE
+    metrics = runtime.telemetry.metrics
+    cost = None
     if usage is not None:
         prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
         cost = None if prices is None else cost_of(prices, usage)
-        metrics.told(_of_key, *_shown(caller), values=_key_took(used.prompt or 0, 0, used, CacheUse(cost=cost)))
+        _count_key(metrics, caller, used.prompt or 0, 0, used)
+        if cost is not None:
+            _count_cost(metrics, caller, cost, 0.0)
     runtime.settler.put(
         RelayedRow(
             id=request,
@@ -153,87 +156,98 @@ def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
-    exchange, tokens, used = record.exchange, record.tokens, record.billed or NO_USAGE
-    status, is_sent = "" if exchange.status is None else str(exchange.status), record.attempt is not None
-    cache, caller = record.cache if is_sent else None, exchange.caller if is_sent else None
-    zone = "" if tokens is None else tokens.pressure.zone
-    changed, cold = ("", "") if cache is None else (cache.prefix_changed, "true" if cache.cold else "false")
-    before = after = saved = prompt = read = written = None
-    if caller is not None and tokens is not None:
-        before, after, saved = tokens.before, tokens.after, max(0, tokens.before - tokens.after)
-    if caller is not None and used.cached is not None and used.prompt:
-        prompt, read, written = used.prompt, used.cached, used.written or 0
+    """Count one request that has ended."""
+    exchange = record.exchange
+    tokens = record.tokens
+    trace = exchange.trace.trace_id if exchange.trace.recorded else None
     if record.call is not None:
-        metrics.called(record.call)
-    metrics.told(
-        _of_request,
-        *(record.label, record.policy.name, f"/v1{exchange.route.path}", status),
-        *("true" if record.spent.seconds > 0 else "", zone, changed, cold, *_shown(caller)),
-        values=(
-            *(1, record.duration, exchange.overhead_ms / 1000, None if tokens is None else tokens.pressure.level),
-            *(before, after, saved, prompt, read, written, None if cache is None else 1),
-            *_key_took(after, saved, used, None if caller is None else cache),
-        ),
-        trace=exchange.trace.trace_id if exchange.trace.recorded else None,
+        metrics.observe_call(record.call)
+    metrics.requests.labels(record.label, record.policy.name).inc()
+    metrics.observe_request(
+        method="POST",
+        route=f"/v1{exchange.route.path}",
+        status=exchange.status,
+        error="" if record.label == "ok" else record.label,
+        seconds=record.duration,
+        trace=trace,
     )
-    if unusual := [*_unusual(record)]:
-        metrics.tell(unusual)
+    overhead = metrics.overhead.labels("true" if record.spent.seconds > 0 else "")
+    overhead.observe(max(0.0, exchange.overhead_ms / 1000), exemplar(trace))
+    if tokens is not None and isfinite(tokens.pressure.level):
+        metrics.pressure.labels(tokens.pressure.zone).observe(tokens.pressure.level)
+    if record.attempt is not None:
+        _count_sent(metrics, record)
+    _count_unusual(metrics, record)
 
 
-def _of_request(
-    label: str, policy: str, route: str, status: str, waited: str, zone: str, changed: str, cold: str, *key: str
-) -> tuple[Named, ...]:
-    return (
-        (i.REQUESTS, (label, policy)),
-        (i.SERVER_DURATION, ("POST", route, status, "" if label == "ok" else label, i.SCHEME)),
-        *((i.OVERHEAD, (waited,)), (i.PRESSURE, (zone,))),
-        *((i.TOKENS_SEEN, (kind,)) for kind in ("before", "after", "saved")),
-        *((i.CACHE_TOKENS, (kind,)) for kind in ("prompt", "read", "written")),
-        (i.CACHE_REQUESTS, (changed, cold)),
-        *_of_key(*key),
-    )
+def _count_sent(metrics: Metrics, record: ExchangeRecord) -> None:
+    """What a request that an upstream was given took, by Weir's count and as the upstream reported it."""
+    caller = record.exchange.caller
+    tokens = record.tokens
+    cache = record.cache
+    used = record.billed or NO_USAGE
+    if cache is not None:
+        metrics.cache_requests.labels(cache.prefix_changed, "true" if cache.cold else "false").inc()
+    if caller is None:
+        return
+    if tokens is not None:
+        saved = max(0, tokens.before - tokens.after)
+        metrics.tokens.labels("before").inc(tokens.before)
+        metrics.tokens.labels("after").inc(tokens.after)
+        metrics.tokens.labels("saved").inc(saved)
+        _count_key(metrics, caller, tokens.after, saved, used)
+    if used.cached is not None and used.prompt:
+        metrics.cache_tokens.labels("prompt").inc(used.prompt)
+        metrics.cache_tokens.labels("read").inc(used.cached)
+        metrics.cache_tokens.labels("written").inc(used.written or 0)
+    if cache is not None and cache.cost is not None:
+        _count_cost(metrics, caller, cache.cost, cache.cost_saved or 0.0)
 
 
-def _shown(caller: Caller | None) -> tuple[str, str]:
-    return ("", "") if caller is None else (caller.tenant[:TENANT_SHOWN], caller.name or "")
+def _count_key(metrics: Metrics, caller: Caller, forwarded: int, saved: int, used: ReportedUsage) -> None:
+    tenant = caller.tenant[:TENANT_SHOWN]
+    key = caller.name or ""
+    metrics.key_tokens.labels("forwarded", tenant, key).inc(forwarded)
+    metrics.key_tokens.labels("saved", tenant, key).inc(saved)
+    if used.cached is not None:
+        metrics.key_tokens.labels("cached", tenant, key).inc(used.cached)
+    if used.completion is not None:
+        metrics.key_tokens.labels("answered", tenant, key).inc(used.completion)
 
 
-def _of_key(tenant: str, key: str) -> tuple[Named, ...]:
-    kinds = [(i.KEY_TOKENS, kind) for kind in ("forwarded", "saved", "cached", "answered")]
-    kinds += [(i.COST, kind) for kind in ("forwarded", "unmanaged")]
-    return tuple((each, (kind, tenant, key)) for each, kind in kinds)
+def _count_cost(metrics: Metrics, caller: Caller, cost: float, saved: float) -> None:
+    tenant = caller.tenant[:TENANT_SHOWN]
+    key = caller.name or ""
+    metrics.cost.labels("forwarded", tenant, key).inc(cost)
+    metrics.cost.labels("unmanaged", tenant, key).inc(max(0.0, cost + saved))
 
 
-def _key_took(
-    forwarded: int | None, saved: int | None, used: ReportedUsage, cache: CacheUse | None
-) -> tuple[float | None, ...]:
-    cached, answered = (None, None) if forwarded is None else (used.cached, used.completion)
-    if cache is None or cache.cost is None:
-        return forwarded, saved, cached, answered, None, None
-    return forwarded, saved, cached, answered, cache.cost, cache.cost + (cache.cost_saved or 0.0)
-
-
-def _unusual(record: ExchangeRecord) -> Iterator[Count]:
-    exchange, checkup = record.exchange, record.checkup
-    if record.overflows:
-        yield i.OVERFLOWS, record.overflows, ()
-    if exchange.retries:
-        yield i.RETRIES, exchange.retries, ("overflow",)
-    for event in record.events:
-        yield i.EVENTS, 1, (event.kind,)
-    for _ in exchange.recalls:
-        yield i.EVENTS, 1, ("recall",)
-    for reason in exchange.all_degraded():
-        yield i.DEGRADED, 1, (reason,)
-    for ratio in checkup.sample.ratios if checkup is not None and checkup.sample is not None else ():
-        yield i.COMPRESSION, ratio, ()
+def _count_unusual(metrics: Metrics, record: ExchangeRecord) -> None:
+    exchange = record.exchange
+    checkup = record.checkup
     decision = record.carried_out
-    for report in decision.trail if decision is not None else ():
+    if record.overflows:
+        metrics.overflows.inc(record.overflows)
+    if exchange.retries:
+        metrics.retries.labels("overflow").inc(exchange.retries)
+    for event in record.events:
+        metrics.events.labels(event.kind).inc()
+    if exchange.recalls:
+        metrics.events.labels("recall").inc(len(exchange.recalls))
+    for reason in exchange.all_degraded():
+        metrics.degraded.labels(reason).inc()
+    if checkup is not None and checkup.sample is not None:
+        for ratio in checkup.sample.ratios:
+            metrics.compression.observe(ratio)
+    if decision is None:
+        return
+    for report in decision.trail:
         if report.kept:
-            yield i.ACTIONS, max(1, report.units), (report.layer,)
-    cut = None if decision is None else decision.cut
-    if cut is not None and (cut.origin == PREPARED or exchange.plan.prepared):
-        yield i.PREPARATIONS, 1, ("used" if cut.origin == PREPARED else "wasted",)
+            metrics.actions.labels(report.layer).inc(max(1, report.units))
+    if decision.cut is not None and decision.cut.origin == PREPARED:
+        metrics.preparations.labels("used").inc()
+    elif decision.cut is not None and exchange.plan.prepared:
+        metrics.preparations.labels("wasted").inc()
 
 
 def end_trace(record: ExchangeRecord) -> None:
@@ -243,7 +257,7 @@ def end_trace(record: ExchangeRecord) -> None:
     _note_events(record)
     if record.cache is not None:
         trace.cache(changed=record.cache.prefix_changed, is_cold=record.cache.cold, hit_ratio=record.cache.hit_ratio)
-    _identify(record)
+    identify(exchange)
     _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)
@@ -251,7 +265,7 @@ def end_trace(record: ExchangeRecord) -> None:
         trace.event("degraded", reason=reason)
     if record.attempt is not None and exchange.status is not None:
         failed = exchange.error or ("error_in_stream" if exchange.seen.error is not None else None)
-        record.attempt.answered(seen=exchange.seen, usage=record.reported, error_type=failed)
+        record.attempt.end_call(seen=exchange.seen, usage=record.reported, error_type=failed)
     trace.end(exchange.status, exchange.error)
 
 
@@ -289,23 +303,6 @@ def _note_refusal(record: ExchangeRecord) -> None:
     match refusal:
         case {"bucket": str(bucket), "used": int(used), "cap": int(cap)}:
             root.refused_by(bucket, used=used, cap=cap)
-
-
-def _identify(record: ExchangeRecord) -> None:
-    """Tell the trace whose request it was, as far as that is known: a stranger's word for it is not taken."""
-    exchange, caller, recognized = record.exchange, record.exchange.caller, record.exchange.plan.recognized
-    branch = None if recognized is None else recognized.thread.branch
-    if caller is None:
-        return
-    fields = exchange.chat.fields if exchange.chat is not None else {}
-    exchange.trace.identify(
-        conversation=name_from(exchange.headers, fields) if branch is None else branch.name,
-        tenant=caller.tenant if branch is None else branch.tenant,
-        policy=record.policy.name,
-        model=exchange.model,
-        derived=branch is not None and branch.name == branch.conversation,
-        key=caller.name,
-    )
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:

@@ -22,6 +22,8 @@ from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from cachetools import TTLCache
+
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
     MODELS_PATH,
@@ -74,10 +76,10 @@ from proxy.stream import (
     while_connected,
 )
 from proxy.tap import Reported, ReportedUsage, Tap, read_completion
-from proxy.telemetry.logs import CONTEXT_HEADERS, LOG_CONTEXT
-from proxy.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, REQUESTS, ModelCall
+from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.telemetry.metrics import ModelCall
 from proxy.telemetry.names import OPERATIONS, service_at
-from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
+from proxy.telemetry.trace import CONTEXT_HEADERS, NULL_SPAN, ExchangeTrace, Span
 from proxy.upstream.client import came_through
 from proxy.upstream.connection import Answer, StreamBroken
 from proxy.wire.anthropic import MESSAGES
@@ -108,7 +110,7 @@ class RelayedRequest:
     send: Send
     route: Route
     id: str
-    trace: Trace
+    trace: ExchangeTrace
     started: float
     caller: Caller | None = None
     destination: Destination | None = None
@@ -211,10 +213,10 @@ class RelayedRequest:
                 drop=(NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS) | self._unpacked(),
             )
         except ProxyError as error:
-            span.failed(error.code)
+            span.end_call(error_type=error.code)
             raise
         self.status, self.reported = answer.status, Reported(answer.headers)
-        span.arrived(answer.status)
+        span.status(answer.status)
         held, failed = bytearray(), None
         keeps = trace.recorded and _is_plain_json(answer)
         headers = self._headers_of(answer)
@@ -232,7 +234,7 @@ class RelayedRequest:
             answer.close()
             if trace.recorded:
                 seen = read_completion(bytes(held)) if 0 < len(held) <= MAX_READ else Tap()
-                span.answered(answer.status, seen=seen, error_type=failed)
+                span.end_call(answer.status, seen=seen, error_type=failed)
                 trace.end(answer.status, failed)
 
     def _unpacked(self) -> frozenset[bytes]:
@@ -269,7 +271,7 @@ class RelayedRequest:
 
     def _settle(self) -> None:
         metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
-        metrics.add(REQUESTS, outcome, NO_POLICY)
+        metrics.requests.labels(outcome, NO_POLICY).inc()
         if self.caller is None:
             return
         usage = self.reported.usage if self.reported is not None else None
@@ -287,7 +289,7 @@ class RelayedRequest:
         if destination is not None and operation is not None:
             upstream = destination.upstream
             provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
-            metrics.called(
+            metrics.observe_call(
                 ModelCall(
                     provider=provider,
                     model=model,
@@ -312,7 +314,7 @@ async def relay_untouched(
     await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
 
 
-def _span(trace: Trace, scope: MutableMapping[str, Any], destination: Destination) -> AnySpan:
+def _span(trace: ExchangeTrace, scope: MutableMapping[str, Any], destination: Destination) -> Span:
     if not trace.recorded:
         return NULL_SPAN
     named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
@@ -417,7 +419,7 @@ async def answer_models(
         looped = came_through(headers, runtime.instance)
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:
-        runtime.telemetry.metrics.add(REQUESTS, error.code, NO_POLICY)
+        runtime.telemetry.metrics.requests.labels(error.code, NO_POLICY).inc()
         await respond_error(send, error)
         return
     if body is None:
@@ -426,7 +428,7 @@ async def answer_models(
     await respond_json(send, body)
     about = LOG_CONTEXT.get()
     request = about.request if about is not None else ""
-    runtime.telemetry.metrics.add(REQUESTS, "relayed", NO_POLICY)
+    runtime.telemetry.metrics.requests.labels("relayed", NO_POLICY).inc()
     record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
 
 
@@ -518,6 +520,7 @@ class Api:
 
 
 GOOD_FOR = 5.0
+MAX_UPSTREAMS = 1_000
 PROBE_PATIENCE = 2.0
 READING = ("GET", "HEAD")
 
@@ -525,7 +528,7 @@ READING = ("GET", "HEAD")
 class HealthRoutes:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._reachable: dict[str, tuple[float, bool]] = {}
+        self._reachable: TTLCache[str, bool] = TTLCache(MAX_UPSTREAMS, GOOD_FOR)
         self._heard: set[str] = set()
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
@@ -536,9 +539,9 @@ class HealthRoutes:
             await respond_error(send, error)
             return
         if scope["path"] == "/metrics":
-            openmetrics = any(OPENMETRICS_TYPE in value for name, value in scope["headers"] if name == b"accept")
-            page = await asyncio.to_thread(self._runtime.telemetry.metrics.render, openmetrics=openmetrics)
-            await respond(send, page, kind=(OPENMETRICS if openmetrics else CONTENT_TYPE).encode())
+            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+            page, kind = await asyncio.to_thread(self._runtime.telemetry.metrics.render, accept)
+            await respond(send, page, kind=kind.encode())
         elif scope["path"] == "/healthz":
             await respond_json(send, {"status": "ok"})
         else:
@@ -570,8 +573,8 @@ class HealthRoutes:
         if not base:
             return True
         known = self._reachable.get(base)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
+        if known is not None:
+            return known
         asking = self._asking.get(base)
         if asking is None:  # whoever asks meanwhile waits for the same answer: no key is needed to ask
             asking = self._asking[base] = asyncio.create_task(self._probe(base))
@@ -583,7 +586,7 @@ class HealthRoutes:
         if answers:
             self._heard.add(base)
         up = answers or (answers is False and base not in self._heard)
-        self._reachable[base] = (time.monotonic() + GOOD_FOR, up)
+        self._reachable[base] = up
         return up
 
 

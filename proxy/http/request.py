@@ -460,7 +460,7 @@ async def counted(
     try:
         await answer(sending)
     finally:
-        metrics.served(
+        metrics.observe_request(
             method=scope["method"],
             route=route,
             status=status[0] if status else None,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
+from cachetools import LRUCache
 
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, PlannedMessage
@@ -49,7 +50,7 @@ from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.telemetry.logs import LOG_CONTEXT
-from proxy.telemetry.trace import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, Span
 from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import misshapen
@@ -89,7 +90,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     workers: Workers = msgspec.field(default_factory=Workers)
     scales: Scales = msgspec.field(default_factory=Scales)
     _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
-    _refused: dict[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(default_factory=dict)
+    _refused: LRUCache[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(
+        default_factory=lambda: LRUCache(MAX_REFUSED)
+    )
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
         degraded, span = ["store"] if self.settler.failing else [], asked.span
@@ -284,7 +287,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         *,
         model: str,
         is_close: bool = False,
-        span: AnySpan = NULL_SPAN,
+        span: Span = NULL_SPAN,
     ) -> bool:
         """Have the store know a request before its client goes on; whether it does.
 
@@ -373,8 +376,6 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         try:
             decided = await self._decide(asked, recognized)
         except BudgetUnreachable as error:
-            if len(self._refused) >= MAX_REFUSED:
-                self._refused.clear()
             if not isinstance(error, BucketExceeded):
                 self._refused[key] = (case, vars(error))
             raise

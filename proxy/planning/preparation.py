@@ -27,7 +27,7 @@ from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import NoteRow, StoreError
 from proxy.telemetry import names
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
-from proxy.telemetry.trace import NULL_TRACE, Trace
+from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace
 
 log = logging.getLogger("weir.preparation")
 
@@ -51,7 +51,7 @@ class Work(msgspec.Struct, frozen=True):
     cuts: int
     embed: bool = False
     about: RequestContext | None = None
-    trace: Trace = NULL_TRACE
+    trace: ExchangeTrace = NULL_TRACE
 
     @property
     def thread(self) -> Thread:
@@ -125,7 +125,9 @@ class Preparation:
     )
     _waiting: dict[str, Work] = field(default_factory=dict)
 
-    def after(self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: Trace = NULL_TRACE) -> None:
+    def after(
+        self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: ExchangeTrace = NULL_TRACE
+    ) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
 
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
@@ -142,7 +144,7 @@ class Preparation:
         if self._background.has_room:
             self._start(branch, work)
 
-    def _work(self, asked: PlanRequest, plan: Plan, reason: str | None, trace: Trace) -> Work | None:
+    def _work(self, asked: PlanRequest, plan: Plan, reason: str | None, trace: ExchangeTrace) -> Work | None:
         decision, recognized, settings = plan.decision, plan.recognized, asked.settings
         if decision is None or recognized is None or settings.observes:
             return None

@@ -26,7 +26,7 @@ from proxy.effects.perform import Ask, Patience, Spent
 from proxy.errors import ContextLengthExceeded
 from proxy.models.limits import ModelLimits
 from proxy.store.records import Change, EvictionRow, Original
-from proxy.telemetry.trace import NULL_SPAN, AnySpan, Trace
+from proxy.telemetry.trace import NULL_SPAN, ExchangeTrace, Span
 from proxy.wire.codec import ClientRequest, tool_definitions, tool_description
 from proxy.wire.counting import MAX_ERROR, TextCounter
 from proxy.wire.raw import Raw, read_value
@@ -41,7 +41,7 @@ CLAIMED = 60.0
 class Paid(Protocol):
     """Answers, and says what the answers took."""
 
-    trace: Trace
+    trace: ExchangeTrace
     spent: Spent
 
     async def __call__(self, effect: Effect) -> Reply: ...
@@ -76,7 +76,7 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     follows: bool = False
     id: str = ""
     since: float | None = None
-    span: AnySpan = NULL_SPAN
+    span: Span = NULL_SPAN
 
     @property
     def drops_unbound(self) -> bool:

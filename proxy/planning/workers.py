@@ -41,7 +41,7 @@ from proxy.child import ChildProcess, Frames, answering, python, write_frame
 from proxy.effects.perform import Ask, SharedReadings, by_shingles, drive
 from proxy.errors import Busy
 from proxy.telemetry.process import collect_seldom, give_back, keep_little, resident
-from proxy.telemetry.trace import NULL_SPAN, AnySpan
+from proxy.telemetry.trace import NULL_SPAN, Span
 from proxy.wire import CODECS
 from proxy.wire.codec import Codec
 from proxy.wire.counting import TextCounter, Vocabulary
@@ -322,7 +322,7 @@ class Workers:
         key: str,
         branch: str,
         ask: Ask,
-        span: AnySpan = NULL_SPAN,
+        span: Span = NULL_SPAN,
         begun: tuple[Flow[T], Effect] | None = None,
         since: float | None = None,
     ) -> T:
@@ -366,7 +366,7 @@ class Workers:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _elsewhere(
-        self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: AnySpan, since: float | None
+        self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: Span, since: float | None
     ) -> Any:
         tokens, patience = work.args[0].tokens, None
         seconds = self._deadline + int(DEADLINE_A_TOKEN * _length_of(work.args[0]))
@@ -476,7 +476,7 @@ async def _started() -> _Worker:
 class _Talk:
     found: _Worker
     ask: Ask
-    span: AnySpan
+    span: Span
     asked: "partial[Any]"
 
     async def work(self, frames: "list[bytes | memoryview]") -> Returned[Any]:

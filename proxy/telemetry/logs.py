@@ -6,88 +6,30 @@ it was said about. Of an exception its type and where it was raised are written,
 quote a message.
 """
 
-import contextlib
+import copy
 import json
 import logging
 import queue
 import re
 import threading
-import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler
-from operator import attrgetter
-from os import urandom
-from typing import IO, Final, Literal
-from urllib.parse import unquote
+from logging.handlers import QueueHandler, QueueListener
+from typing import IO, ClassVar, Final, Literal
 
 import msgspec
 
 from proxy.errors import REDACTED, redact
-from proxy.telemetry import names
-from proxy.telemetry.names import clean, session_id
-
-Header = tuple[bytes, bytes]
-
-CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-MAX_STATE: Final = 2_048
-MAX_BAGGAGE: Final = 8_192
-_TRACEPARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-_READ: Final = frozenset({names.SESSION_ID, names.USER_ID})
-
-
-class Parent(msgspec.Struct, frozen=True):
-    trace: int
-    span: int = 0
-    state: bytes = b""
-
-
-class Context(msgspec.Struct, frozen=True):
-    parent: Parent
-    sampled: bool | None = None
-    user_agent: bytes = b""
-    baggage: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-
-def context_in(headers: Sequence[Header], *, baggage: bool = False) -> Context:
-    given = state = user_agent = carried = b""
-    for name, value in headers:
-        if name == b"traceparent":
-            given = value if not given else b"twice"
-        elif name == b"tracestate":
-            state = state + b"," + value if state else value
-        elif name == b"user-agent":
-            user_agent = value
-        elif name == b"baggage" and baggage:
-            carried = carried + b"," + value if carried else value
-    who = _baggage(carried) if carried else {}
-    found = _TRACEPARENT.fullmatch(given.strip())
-    if found is not None and (found[1] != b"00" or found[5] is None):
-        trace, span = int(found[2], 16), int(found[3], 16)
-        if trace and span:
-            kept = state if len(state) <= MAX_STATE else b""
-            return Context(Parent(trace, span, kept), bool(int(found[4], 16) & 1), user_agent, who)
-    return Context(Parent(int.from_bytes(urandom(16), "big") or 1), None, user_agent, who)
-
-
-def _baggage(value: bytes) -> dict[str, str]:
-    if len(value) > MAX_BAGGAGE:
-        return {}
-    found: dict[str, str] = {}
-    for member in value.decode("latin-1").split(","):
-        key, given, text = member.partition(";")[0].partition("=")
-        name, said = key.strip(), unquote(text.strip())
-        if given and said and name in _READ:
-            found[name] = session_id(said) if name == names.SESSION_ID else clean(said)
-    return found
-
 
 MAX_RECORD_LEN: Final = 32_768
 MIN_SECRET_LEN: Final = 6
 MAX_FRAMES: Final = 40
 MAX_CAUSES: Final = 5
+BATCH_SECONDS: Final = 0.02
+
+Form = Literal["line", "json"]
 
 _BARE: Final = re.compile(r"[!#-<>-~]+")
 
@@ -110,6 +52,8 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     forwarded. ``scanned`` and ``prunable`` are the tokens that a prune looked at and could take, ``removed`` the
     messages it took. Fields that are None are left out.
     """
+
+    NAME: ClassVar[str] = "ctx"
 
     request: str
     tokens_before: int
@@ -140,7 +84,7 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
             return 100.0 if tokens else 0.0
         return round(100 * tokens / self.usable, 1)
 
-    def text(self) -> str:
+    def __str__(self) -> str:
         before = self.tokens_before
         after = self.tokens_after
         received = f"received={before} received_pct={self._share(before):.1f}"
@@ -152,10 +96,7 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"scan={self.scanned}/{self.prunable or 0}")
         if self.removed is not None:
             parts.append(f"removed={self.removed}")
-        told = [(name, value) for name, value in zip(_TAIL, _TAIL_OF(self), strict=True) if value is not None]
-        words = [value for _, value in told if isinstance(value, str)]
-        plain = (int, str) if all(words) and _BARE.fullmatch("".join(words)) else int
-        parts += [f"{name}={value if isinstance(value, plain) else _word(value)}" for name, value in told]
+        parts += [f"{name}={_word(value)}" for name in _TAIL if (value := getattr(self, name)) is not None]
         return " ".join(parts)
 
     def record(self) -> dict[str, object]:
@@ -165,6 +106,10 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What an alert is logged with."""
+
+    NAME: ClassVar[str] = "alert"
+
     level: str
     category: str
     alert: str
@@ -175,7 +120,7 @@ class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     said: str
 
-    def text(self) -> str:
+    def __str__(self) -> str:
         return " ".join(("alert", *(f"{name}={_word(getattr(self, name))}" for name in self.__struct_fields__)))
 
     def record(self) -> dict[str, object]:
@@ -184,183 +129,201 @@ class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
 
 _SHOWN_FIRST: Final = {"tokens_before", "tokens_after", "usable", "zone", "overflow", "scanned", "prunable", "removed"}
 _TAIL: Final = tuple(name for name in ExchangeLine.__struct_fields__ if name not in _SHOWN_FIRST)
-_TAIL_OF: Final = attrgetter(*_TAIL)
 
 
 def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
-    _log(logger, logging.INFO if line.status is not None and line.status < 500 else logging.WARNING, line)
+    """Log a request that has ended: at WARNING where it failed, else at INFO."""
+    is_served = line.status is not None and line.status < 500
+    _log(logger, logging.INFO if is_served else logging.WARNING, line)
 
 
 def log_alert(logger: logging.Logger, line: AlertLine) -> None:
+    """Log an alert at the level of its own."""
     _log(logger, {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING), line)
 
 
 def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> None:
-    if logger.isEnabledFor(level):
-        logger.handle(_LineRecord(logger.name, level, line))
+    if logger.isEnabledFor(level):  # a record made here needs no look at the stack for where it comes from
+        logger.handle(logger.makeRecord(logger.name, level, "", 0, line, (), None))
 
 
-class _LineRecord(logging.LogRecord):
-    def __init__(self, name: str, level: int, line: ExchangeLine | AlertLine) -> None:
-        self.__dict__.update(_ORDINARY)
-        self.name = name
-        self.levelno = level
-        self.levelname = logging.getLevelName(level)
-        self.created = time.time()
-        self.line = line
-        if isinstance(line, AlertLine):
-            self.msg = line.text()
+class Secrets(logging.Filter):
+    """Cuts out what nobody may read: the secrets of the configuration, and what has the shape of one."""
 
-
-_ORDINARY: Final = vars(logging.LogRecord("", logging.INFO, "", 0, "ctx", None, None))
-
-
-class _Formatter(logging.Formatter):
-    def __init__(self, form: Literal["line", "json"]) -> None:
+    def __init__(self, form: Form) -> None:
         super().__init__()
-        self.hidden: tuple[str, ...] = ()
-        self._as = self._as_json if form == "json" else self._as_line
+        self._form = form
+        self._known: tuple[str, ...] = ()
 
-    def format(self, record: logging.LogRecord) -> str:
-        return self._as(record)
+    def add(self, secrets: Iterable[str]) -> None:
+        """Have these texts written nowhere; what is too short to be a secret is left out."""
+        known = {*self._known, *(each for each in secrets if len(each) >= MIN_SECRET_LEN)}
+        self._known = tuple(sorted(known, key=len, reverse=True))
 
-    def said(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
-            text = text.partition("\n")[0]
-        if record.exc_info and record.exc_info[1] is not None:
-            text = f"{text}\n{_described(record.exc_info[1])}"
-        return self._clean(text)
-
-    def _clean(self, text: str) -> str:
-        for secret in self.hidden:
+    def mask(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in self._known:
             if secret in text:
                 text = text.replace(secret, REDACTED)
         return redact(text, limit=MAX_RECORD_LEN)
 
-    def _as_line(self, record: logging.LogRecord) -> str:
-        """Time (UTC), level, logger, text and ids; further lines are indented, so that none can be forged."""
-        if isinstance(record, _LineRecord):
-            text = self._clean(record.line.text())
-        else:
-            text, rest, more = record.getMessage().partition("\n")
-            ids = (f"{name}={_word(self._clean(value))}" for name, value in getattr(record, "ids", {}).items())
-            text = " ".join((text, *ids)) + rest + more
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mask the record's message, or its fields, and its ids."""
+        fields = getattr(record, "ids", {})
+        line = record.msg
+        if not isinstance(line, str) and self._form == "json":
+            fields = line.record()
+            record.msg = line.NAME
+        record.msg = self.mask(str(record.msg))
+        record.__dict__["fields"] = {k: self.mask(v) if isinstance(v, str) else v for k, v in fields.items()}
+        return True
+
+
+class Formatter(logging.Formatter):
+    """One line for people, or one JSON object."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time (UTC), level, logger, message and fields.
+
+        Further lines of a message are indented for people, so that none can be forged.
+        """
+        fields: Mapping[str, object] = record.__dict__["fields"]
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if self._form == "json":
+            body = {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": record.msg}
+            own = {("severity" if name == "level" else name): value for name, value in fields.items()}
+            return json.dumps(body | own, separators=(",", ":"))
+        first, newline, rest = record.msg.partition("\n")
+        text = " ".join((first, *(f"{name}={_word(value)}" for name, value in fields.items()))) + newline + rest
         text = text.replace("\r", "\\r").replace("\n", "\n    ")
-        return f"{_time(record)} {record.levelname:<7} {record.name} {text}"
-
-    def _as_json(self, record: logging.LogRecord) -> str:
-        body: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
-        if isinstance(record, _LineRecord):
-            body["message"] = "ctx" if isinstance(record.line, ExchangeLine) else "alert"
-            own = {k: self._clean(v) if isinstance(v, str) else v for k, v in record.line.record().items()}
-            body |= {("severity" if name == "level" else name): value for name, value in own.items()}
-        else:
-            body["message"] = record.getMessage()
-            body |= {name: self._clean(value) for name, value in getattr(record, "ids", {}).items()}
-        return json.dumps(body, separators=(",", ":"))
+        return f"{time} {record.levelname:<7} {record.name} {text}"
 
 
-def _described(error: BaseException) -> str:
-    said: list[str] = []
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen and len(seen) < MAX_CAUSES:
-        seen.add(id(cause))
-        said.append(f"{'caused by ' if said else ''}{type(cause).__module__}.{type(cause).__qualname__}")
-        frames = [*traceback.walk_tb(cause.__traceback__)][-MAX_FRAMES:]
-        said += (f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return "\n".join(said)
+class LogListener(QueueListener):
+    """Writes records in a thread, some at a time: one that woke for every record would take the event loop's turns."""
+
+    def __init__(self, records: "queue.SimpleQueue[logging.LogRecord]", handler: logging.Handler) -> None:
+        super().__init__(records, handler)
+        self._records = records
+        self._stopping = threading.Event()
+
+    def dequeue(self, block: bool) -> logging.LogRecord:  # noqa: FBT001 - the library's signature
+        """The next record."""
+        if self._records.empty():
+            self._stopping.wait(BATCH_SECONDS)
+        return super().dequeue(block)
+
+    def finish(self, timeout: float) -> bool:
+        """Write what waits for at most ``timeout`` seconds; whether all of it was written."""
+        self.enqueue_sentinel()
+        self._stopping.set()
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
 
 
-BATCH_SECONDS: Final = 0.02
+class LogStream(logging.StreamHandler[IO[str]]):
+    """Writes to a stream, and counts what the stream does not take."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self.dropped = 0
+
+    def createLock(self) -> None:  # noqa: N802 - the library's name
+        """None: one thread writes, and the process could not end while that waits for the stream with a lock held."""
+        self.lock = None
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
+        """Count a record that cannot be written; the library would print its arguments."""
+        self.dropped += 1
 
 
 class QueuedLog(QueueHandler):
     """Writes records to ``stream`` in a thread of its own; a caller never waits for the stream.
 
-    At most ``capacity`` records wait. What comes on top of that is dropped and counted in ``dropped``.
-    ``hide`` names texts, the secrets of the configuration, that are written nowhere.
+    At most ``capacity`` records wait. What comes on top of that is dropped and counted.
     """
 
-    def __init__(self, stream: IO[str], *, form: Literal["line", "json"] = "line", capacity: int = 10_000) -> None:
-        self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        super().__init__(self._waiting)
-        self.dropped = 0
+    def __init__(self, stream: IO[str], *, form: Form = "line", capacity: int = 10_000) -> None:
+        self._records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        super().__init__(self._records)
         self._capacity = capacity
-        self._stream = stream
-        self._formatter = _Formatter(form)
-        self._thread = threading.Thread(target=self._write, name="weir-log", daemon=True)
-        self._thread.start()
+        self._refused = 0
+        self._secrets = Secrets(form)
+        self._stream = LogStream(stream)
+        self._stream.setFormatter(Formatter(form))
+        self._stream.addFilter(self._secrets)
+        self._listener = LogListener(self._records, self._stream)
+        self._listener.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records that were not written."""
+        return self._refused + self._stream.dropped
 
     def hide(self, secrets: Iterable[str]) -> None:
-        known = {*self._formatter.hidden, *(each for each in secrets if len(each) >= MIN_SECRET_LEN)}
-        self._formatter.hidden = tuple(sorted(known, key=len, reverse=True))
+        """Have these texts, the secrets of the configuration, written nowhere."""
+        self._secrets.add(secrets)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record, told now, because its arguments could change before it is written."""
-        kept = logging.makeLogRecord(record.__dict__)
-        kept.msg, kept.args = self._formatter.said(record), None
-        kept.exc_info = kept.exc_text = kept.stack_info = None
-        source = record if hasattr(record, "request") else LOG_CONTEXT.get()
-        ids = {name: getattr(source, name, None) for name in _IDS}
-        kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
+        """A copy of the record with its message made now, because its arguments could change before it is written."""
+        kept = copy.copy(record)
+        if not isinstance(record.msg, ExchangeLine | AlertLine):
+            kept.msg = _message(record)
+            kept.args = None
+            kept.exc_info = None
+            source = record if hasattr(record, "request") else LOG_CONTEXT.get()
+            ids = {name: getattr(source, name, None) for name in _IDS}
+            kept.__dict__["ids"] = {name: str(value) for name, value in ids.items() if value}
         return kept
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        if self.filters and not self.filter(record):
-            return False
-        if isinstance(record, _LineRecord):
-            self.enqueue(record)
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Have the record written."""
+        if self._records.qsize() < self._capacity:
+            self._records.put(record)
         else:
-            self.emit(record)
-        return True
+            self._refused += 1
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
-        """Count a record that cannot be told; the library would print its arguments."""
-        self.dropped += 1
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        if self._waiting.qsize() < self._capacity:
-            self._waiting.put(record)
-        else:
-            self.dropped += 1
+        """Count a record that cannot be formatted; the library would print its arguments."""
+        self._refused += 1
 
     def losses(self) -> dict[tuple[str, ...], float]:
+        """Records that were not written, as the metrics have it."""
         return {("log_queue_full",): self.dropped}
 
     def stop(self, timeout: float = 2.0) -> bool:
-        """Write what waits for at most ``timeout`` seconds; True if all of it was written."""
-        ends = time.monotonic() + timeout
-        self._waiting.put(None)
-        self._stopping.set()
-        self._thread.join(max(0.0, ends - time.monotonic()))
-        return not self._thread.is_alive()
-
-    def _write(self) -> None:
-        going = True
-        while going:
-            batch = [self._waiting.get()]
-            with contextlib.suppress(queue.Empty):
-                while batch[-1] is not None:
-                    batch.append(self._waiting.get_nowait())
-            going = batch[-1] is not None
-            self._write_batch([record for record in batch if record is not None])
-            if going:
-                self._stopping.wait(BATCH_SECONDS)
-
-    def _write_batch(self, records: list[logging.LogRecord]) -> None:
-        try:
-            self._stream.write("".join(self._formatter.format(record) + "\n" for record in records))
-            self._stream.flush()
-        except Exception:  # noqa: BLE001 - a stream that is gone must not end the thread
-            self.dropped += len(records)
+        """Write what waits for at most ``timeout`` seconds; whether all of it was written."""
+        return self._listener.finish(timeout)
 
 
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _message(record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
+        text = text.partition("\n")[0]
+    if record.exc_info and record.exc_info[1] is not None:
+        text = f"{text}\n{_described(record.exc_info[1])}"
+    return text
+
+
+def _described(error: BaseException) -> str:
+    """The types of an exception and its causes, and where each was raised; never its words."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen and len(seen) < MAX_CAUSES:
+        seen.add(id(cause))
+        lines.append(f"{'caused by ' if lines else ''}{type(cause).__module__}.{type(cause).__qualname__}")
+        frames = [*traceback.walk_tb(cause.__traceback__)][-MAX_FRAMES:]
+        lines += (f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\n".join(lines)
 
 
 def _word(value: object) -> str:

@@ -1,38 +1,19 @@
-"""What one process takes of its machine, read when the metrics are, and how late its event loop is."""
+"""How late the event loop is, and what the allocator and the garbage collector of the process do."""
 
 import asyncio
 import contextlib
 import ctypes
 import gc
 import resource
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
-from proxy.telemetry import metrics as measured
-from proxy.telemetry.metrics import Instrument, Labels, Metrics
+from proxy.telemetry.metrics import Metrics
 
 EVERY = 0.5
-SELF = Path("/proc/self")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 M_ARENA_MAX = -8
 ARENAS = 2
 LARGE_BLOCK = 2**20
-_STARTED = time.time()
-
-
-def watch_process(metrics: Metrics) -> None:
-    reads: dict[Instrument, Callable[[], float]] = {
-        measured.PROCESS_CPU: time.process_time,
-        measured.PROCESS_RESIDENT: lambda: _pages()[1],
-        measured.PROCESS_VIRTUAL: lambda: _pages()[0],
-        measured.PROCESS_FDS: lambda: sum(1 for _ in (SELF / "fd").iterdir()),
-        measured.PROCESS_MAX_FDS: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        measured.PROCESS_START: lambda: _STARTED,
-    }
-    for instrument, read in reads.items():
-        metrics.watch(instrument, partial(_reading, read))
 
 
 def collect_seldom(after: int) -> None:
@@ -64,21 +45,11 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _reading(read: Callable[[], float]) -> Mapping[Labels, float]:
-    with contextlib.suppress(OSError):
-        return {(): read()}
-    return {}
-
-
 def resident(process: int) -> int:
     with contextlib.suppress(OSError):
-        return _pages(Path(f"/proc/{process}"))[1]
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
     return 0
-
-
-def _pages(process: Path = SELF) -> tuple[int, int]:
-    mapped, held = (process / "statm").read_text().split()[:2]
-    return int(mapped) * resource.getpagesize(), int(held) * resource.getpagesize()
 
 
 async def watch_loop(metrics: Metrics) -> None:
@@ -86,4 +57,4 @@ async def watch_loop(metrics: Metrics) -> None:
     while True:
         due = loop.time() + EVERY
         await asyncio.sleep(EVERY)
-        metrics.record(measured.LOOP_LAG, max(0.0, loop.time() - due))
+        metrics.loop_lag.observe(max(0.0, loop.time() - due))

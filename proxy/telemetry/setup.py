@@ -1,60 +1,173 @@
 """Telemetry as a whole: created once by the application, asked for a trace per request, shut down at the end.
 
 Without an OTLP endpoint there are no spans and no threads; metrics are counted all the same, for ``/metrics``.
-Exporting happens in threads behind bounded queues: a collector that is down, slow or silent costs spans, which
-are counted, and never a request.
+Spans are exported in a thread behind a bounded queue: a collector that is down, slow or silent costs spans, which
+are counted, and never a request. Sampler, queue, exporter and resource have OpenTelemetry's environment variables.
 """
 
 import importlib
+import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import unquote, urlsplit
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.baggage import get_baggage
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.sdk.version import __version__ as sdk_version
+from opentelemetry.trace import SpanKind
 
 from proxy.telemetry import names
-from proxy.telemetry.logs import context_in
-from proxy.telemetry.metrics import BUILD, DROPPED, Family, Instrument, Labels, Metrics, Series
-from proxy.telemetry.names import clean
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, NullTrace, Trace, TraceSettings
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.names import Value, clean, session_id
+from proxy.telemetry.trace import NULL_TRACE, PROPAGATOR, ExchangeTrace
 
 Protocol = Literal["http/protobuf", "grpc"]
-Signal = Literal["traces", "metrics"]
 
 GRPC: Final[Protocol] = "grpc"
 HTTP: Final[Protocol] = "http/protobuf"
-PORTS: Final[Mapping[Protocol, int]] = {HTTP: 4318, GRPC: 4317}
+PORTS: Final[Mapping[str, int]] = {HTTP: 4318, GRPC: 4317}
 """Where a collector listens (OTLP specification, "OTLP exporter configuration")."""
+PROPAGATED: Final = frozenset({b"traceparent", b"tracestate", b"baggage"})
+SHUTDOWN_SECONDS: Final = 2.0
+GIVE_UP_SECONDS: Final = 0.2
 
 
-class TelemetryError(ValueError): ...
+class TelemetryError(ValueError):
+    """The telemetry cannot be exported as configured; the text says why and what to do."""
 
 
-def _exporter(signal: Signal, protocol: Protocol) -> Callable[..., Any]:
-    package, kind = "grpc" if protocol == GRPC else "http", "Span" if signal == "traces" else "Metric"
+class CountingExporter(SpanExporter):
+    """An exporter that counts the spans which it could not deliver."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.failed = 0
+        self.received = 0
+        self._exporter = exporter
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export the spans."""
+        self.received += len(spans)
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.failed += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Leave."""
+        self._exporter.shutdown()
+
+
+class CountingProcessor(BatchSpanProcessor):
+    """A batch processor that counts the spans for which its queue has no room."""
+
+    def __init__(self, exporter: CountingExporter) -> None:
+        self.ended = 0
+        self.dropped = 0
+        self._counted = exporter
+        self._room = int(os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) or 2_048)
+        self._lock = threading.Lock()
+        super().__init__(exporter, max_queue_size=self._room)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Have the span exported."""
+        with self._lock:
+            waiting = self.ended - self.dropped - self._counted.received
+            self.ended += 1
+            self.dropped += waiting >= self._room
+        super().on_end(span)
+
+    def losses(self) -> dict[tuple[str, ...], float]:
+        """Spans that were not delivered, by reason."""
+        return {("span_queue_full",): self.dropped, ("span_export_failed",): self._counted.failed}
+
+
+class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator configured; OpenTelemetry's environment variables take precedence.
+
+    Attributes:
+        otlp_endpoint: The collector's base URL (``http://collector:4318``) or the full URL of its traces.
+        otlp_protocol: ``http/protobuf`` or ``grpc``.
+        deployment: ``deployment.environment.name`` of the resource.
+        capture_content: Whether spans may hold message text.
+        read_baggage: Whether ``session.id`` and ``user.id`` are taken from the client's baggage.
+    """
+
+    service_name: str = "weir"
+    service_version: str = ""
+    otlp_endpoint: str | None = None
+    otlp_protocol: Protocol = HTTP
+    deployment: str | None = None
+    capture_content: bool = False
+    read_baggage: bool = False
+
+    def exporter(self) -> SpanExporter | None:
+        """What sends spans, None where they have no destination.
+
+        Traces that are asked for by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of this machine.
+        Raises TelemetryError for a protocol or an endpoint that cannot be used.
+        """
+        chosen = _variable("OTEL_TRACES_EXPORTER")
+        own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        if _variable("OTEL_SDK_DISABLED") == "true" or chosen == "none":
+            return None
+        if not own and not base and "otlp" not in chosen.split(","):
+            return None
+        protocol = self._protocol()
+        endpoint = own or (base or f"http://localhost:{PORTS[protocol]}").rstrip("/").removesuffix("/v1/traces")
+        if protocol == HTTP and not own:
+            endpoint = f"{endpoint}/v1/traces"
+        return _exporter(protocol, _checked(protocol, endpoint))
+
+    def captures(self) -> bool:
+        """Whether spans may hold message text; the standard variable, where it is set, decides."""
+        chosen = _variable("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
+        return chosen in {"true", "span_only", "span_and_event"} if chosen else self.capture_content
+
+    def resource(self) -> Resource:
+        """Who the spans are from."""
+        attributes = {
+            "service.name": self.service_name,
+            "service.version": self.service_version,
+            "service.instance.id": str(uuid4()),
+        }
+        if self.deployment:
+            attributes[names.DEPLOYMENT] = self.deployment
+        return Resource.create(attributes).merge(OTELResourceDetector().detect())
+
+    def _protocol(self) -> str:
+        for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+            chosen = _variable(name)
+            if chosen and chosen not in PORTS:
+                raise TelemetryError(f"{name} is {chosen[:40]!r}; Weir exports by {' or '.join(PORTS)}")
+            if chosen:
+                return chosen
+        return self.otlp_protocol
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
+
+
+def _exporter(protocol: str, endpoint: str) -> SpanExporter:
+    package = "grpc" if protocol == GRPC else "http"
     try:
-        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal[:-1]}_exporter")
+        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
     except ImportError as error:
         text = "OTLP over gRPC needs a package that is not installed: pip install 'weir-proxy[otlp-grpc]'"
         raise TelemetryError(f"{text} (or use the protocol {HTTP})") from error
-    exporter: Callable[..., Any] = getattr(module, f"OTLP{kind}Exporter")
+    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint)
     return exporter
 
 
-def _address(protocol: Protocol, endpoint: str) -> str:
+def _checked(protocol: str, endpoint: str) -> str:
     """What an exporter takes: over HTTP the URL as it is, over gRPC a host with its port, and a scheme if named."""
     is_bare = protocol == GRPC and "://" not in endpoint
     try:
@@ -66,325 +179,107 @@ def _address(protocol: Protocol, endpoint: str) -> str:
         raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{PORTS[protocol]}")
     if protocol == HTTP:
         return endpoint
-    where = parts.netloc.rpartition("@")[2]
-    where = where if has_port else f"{where.rstrip(':')}:{PORTS[GRPC]}"
-    return f"{parts.scheme}://{where}" if parts.scheme else where
+    host = parts.netloc.rpartition("@")[2]
+    if not has_port:
+        host = f"{host.rstrip(':')}:{PORTS[GRPC]}"
+    return f"{parts.scheme}://{host}" if parts.scheme else host
 
 
-class SpanQueue(SpanExporter):
-    """The exporter behind the queue, counting: at most ``room`` spans wait, whole exchanges above that are dropped."""
-
-    def __init__(self, exporter: SpanExporter, settings: "OtelSettings") -> None:
-        """With the ``OTEL_BSP_*`` bounds; batches are small because encoding one holds the interpreter."""
-        self.dropped = 0
-        self.failed = 0
-        self._exporter = exporter
-        self._room = room = settings.number("OTEL_BSP_MAX_QUEUE_SIZE", 4_096)
-        self._entered = 0
-        self._taken = 0
-        self._batches: SpanProcessor = BatchSpanProcessor(
-            self,
-            max_queue_size=room,
-            schedule_delay_millis=settings.number("OTEL_BSP_SCHEDULE_DELAY", 5_000),
-            max_export_batch_size=min(room, settings.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 32)),
-        )
-
-    def emit(self, spans: Sequence[ReadableSpan]) -> None:
-        if self._entered - self._taken + len(spans) > self._room:
-            self.dropped += len(spans)
-            return
-        self._entered += len(spans)
-        for span in spans:
-            self._batches.on_end(span)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self._taken += len(spans)
-        result = self._exporter.export(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self.failed += len(spans)
-        return result
-
-    def losses(self) -> dict[tuple[str, ...], float]:
-        return {("span_queue_full",): self.dropped, ("span_export_failed",): self.failed}
-
-    def flush(self) -> None:
-        self._batches.force_flush()
-
-    def stop(self) -> None:
-        self._batches.shutdown()
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-
-def as_otlp(
-    families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, since: int, now: int
-) -> "MetricsData":
-    from opentelemetry.sdk.metrics import export as otlp  # noqa: PLC0415 - a tenth of a second, and few export metrics
-
-    cumulative = otlp.AggregationTemporality.CUMULATIVE
-
-    def point(attributes: dict[str, str], series: Series, bounds: Sequence[float]) -> otlp.HistogramDataPoint:
-        count, counts = sum(series.counts), series.counts
-        return otlp.HistogramDataPoint(
-            attributes, since, now, count, series.total, counts, bounds, min=series.low, max=series.high
-        )
-
-    def metric(instrument: Instrument, found: Mapping[Labels, Series]) -> otlp.Metric:
-        labels = instrument.labels
-        named = [({k: v for k, v in zip(labels, key, strict=True) if v}, each) for key, each in found.items()]
-        data: otlp.Gauge | otlp.Sum | otlp.Histogram
-        if instrument.kind == "histogram":
-            data = otlp.Histogram([point(*each, instrument.bounds) for each in named], cumulative)
-        else:
-            numbers = [otlp.NumberDataPoint(attributes, since, now, series.total) for attributes, series in named]
-            is_sum = instrument.kind == "counter"
-            data = otlp.Sum(numbers, cumulative, is_monotonic=True) if is_sum else otlp.Gauge(numbers)
-        return otlp.Metric(instrument.name, instrument.help, instrument.unit, data)
-
-    found = [metric(instrument, series) for instrument, series in families if series]
-    return otlp.MetricsData([otlp.ResourceMetrics(resource, [otlp.ScopeMetrics(scope, found, "")], "")])
-
-
-class MetricPush:
-    def __init__(self, exporter: "MetricExporter", collect: "Callable[[], MetricsData]", *, seconds: float) -> None:
-        self._exporter = exporter
-        self._collect = collect
-        self._seconds = seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weir-metrics", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
-            self._exporter.export(self._collect())
-        self._exporter.export(self._collect())
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-        self._exporter.shutdown()
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-
-SHUTDOWN_SECONDS: Final = 2.0
-GIVE_UP_SECONDS: Final = 0.2
-SIGNALS: Final[tuple[Signal, ...]] = ("traces", "metrics")
-
-
-class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator configured.
-
-    ``otlp_endpoint`` is the collector's base URL (``http://collector:4318``) or the full URL of its traces;
-    ``environment`` holds the standard ``OTEL_*`` variables, which stand above these settings, except that
-    ``otlp_endpoint`` stands above the one variable that it is also read from.
-
-    Attributes:
-        otlp_protocol: ``http/protobuf`` or ``grpc``.
-        deployment: ``deployment.environment.name`` of the resource.
-        capture_content: allows message text in spans.
-        read_baggage: takes ``session.id`` and ``user.id`` from the client's baggage.
-    """
-
-    service_name: str = "weir"
-    service_version: str = ""
-    otlp_endpoint: str | None = None
-    otlp_protocol: Protocol = HTTP
-    deployment: str | None = None
-    capture_content: bool = False
-    read_baggage: bool = False
-    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-    def endpoint(self, signal: Signal) -> str | None:
-        """The URL for ``traces`` or ``metrics``; None when the signal is switched off or has no destination.
-
-        A signal that is asked for by name (``OTEL_TRACES_EXPORTER=otlp``) has the collector of this machine.
-        """
-        if self._word("OTEL_SDK_DISABLED") == "true":
-            return None
-        chosen = self._word(f"OTEL_{signal.upper()}_EXPORTER")
-        if chosen == "none":
-            return None
-        if own := self.environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
-            return own
-        protocol = self.protocol(signal)
-        base = self.otlp_endpoint or self.environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
-        if not base and "otlp" in chosen.split(","):
-            base = f"http://localhost:{PORTS[protocol]}"
-        base = base.rstrip("/").removesuffix("/v1/traces")
-        return f"{base}/v1/{signal}" if base and protocol != GRPC else base or None
-
-    def protocol(self, signal: Signal) -> Protocol:
-        for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-            if said := self._word(name):
-                known = next((protocol for protocol in PORTS if protocol == said), None)
-                if known is None:
-                    raise TelemetryError(f"{name} is {said[:40]!r}; Weir exports by {' or '.join(PORTS)}")
-                return known
-        return self.otlp_protocol
-
-    def exporter(self, signal: Signal) -> Callable[[], Any] | None:
-        """What makes the exporter of a signal, None where it has no destination.
-
-        Raises TelemetryError for a protocol or an endpoint that cannot be used.
-        """
-        endpoint = self.endpoint(signal)
-        if endpoint is None:
-            return None
-        protocol = self.protocol(signal)
-        return partial(_exporter(signal, protocol), endpoint=_address(protocol, endpoint))
-
-    def check(self) -> None:
-        for signal in SIGNALS:
-            self.exporter(signal)
-
-    @property
-    def captures(self) -> bool:
-        """Whether spans may hold message text; the standard variable, where it is set, decides."""
-        said = self._word("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT")
-        return said in {"true", "span_only", "span_and_event"} if said else self.capture_content
-
-    def _word(self, name: str) -> str:
-        return self.environment.get(name, "").strip().lower()
-
-    def number(self, name: str, default: int) -> int:
-        text = self.environment.get(name, "").strip()
-        return int(text) if text.isdecimal() and int(text) > 0 else default
-
-    @property
-    def newest_names(self) -> bool:
-        """Whether the operator opted in to the newest GenAI conventions (``OTEL_SEMCONV_STABILITY_OPT_IN``)."""
-        chosen = self.environment.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
-        return "gen_ai_latest_experimental" in {name.strip() for name in chosen}
-
-    def resource(self) -> Resource:
-        pairs = (p.partition("=") for p in self.environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in p)
-        return Resource(
-            {
-                "service.name": self.service_name,
-                "service.version": self.service_version,
-                "service.instance.id": str(uuid4()),
-                "telemetry.sdk.language": "python",
-                "telemetry.sdk.name": "opentelemetry",
-                "telemetry.sdk.version": sdk_version,
-                **({names.DEPLOYMENT: self.deployment} if self.deployment else {}),
-                **{name.strip(): unquote(value.strip()) for name, _, value in pairs},
-                **({"service.name": name} if (name := self.environment.get("OTEL_SERVICE_NAME")) else {}),
-            }
-        )
-
-
-class Sampler(msgspec.Struct, frozen=True):
-    """Which traces are recorded: a share of those that start here, and the client's word for those that do not."""
-
-    share: float = 1.0
-    parent_based: bool = True
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Sampler":
-        name = environment.get("OTEL_TRACES_SAMPLER", "parentbased_always_on").strip().lower()
-        kind = name.removeprefix("parentbased_")
-        share = 0.0 if kind == "always_off" else 1.0
-        if kind == "traceidratio":
-            try:
-                share = min(1.0, max(0.0, float(environment.get("OTEL_TRACES_SAMPLER_ARG", "1"))))
-            except ValueError:
-                share = 1.0
-        return cls(share, parent_based=name not in {"always_on", "always_off", "traceidratio"})
-
-    def keeps(self, trace: int, sampled: bool | None) -> bool:  # noqa: FBT001 - the caller's flag as it came
-        if self.parent_based and sampled is not None:
-            return sampled
-        return (trace & 0xFFFF_FFFF_FFFF_FFFF) < self.share * 2**64
-
-
-@dataclass(slots=True, kw_only=True)
 class Telemetry:
-    metrics: Metrics
-    _sampler: Sampler
-    _read_baggage: bool
-    recording: TraceSettings | None = None
-    _delivery: SpanQueue | None = None
-    _push: MetricPush | None = None
+    """Metrics, and traces where they are exported."""
+
+    def __init__(self, settings: OtelSettings, exporter: SpanExporter | None = None) -> None:
+        self.metrics = Metrics()
+        self.metrics.build.labels(settings.service_version).set(1)
+        self.exports_traces = exporter is not None
+        self._read_baggage = settings.read_baggage
+        self._captures = settings.captures()
+        if exporter is not None:
+            self._processor = CountingProcessor(CountingExporter(exporter))
+            self.metrics.dropped.watch(self._processor.losses)
+            provider = TracerProvider(resource=settings.resource(), shutdown_on_exit=False)
+            provider.add_span_processor(self._processor)
+            self._tracer = provider.get_tracer("weir", settings.service_version)
 
     @classmethod
-    def create(
-        cls,
-        settings: OtelSettings,
-        *,
-        span_exporter: SpanExporter | None = None,
-        metric_exporter: "MetricExporter | None" = None,
-        clock: Callable[[], int] = time.time_ns,
-    ) -> "Telemetry":
-        """Telemetry as configured; an exporter that is given stands for the endpoint of its signal. TelemetryError."""
-        metrics = Metrics(newest=settings.newest_names)
-        made = cls(metrics=metrics, _sampler=Sampler.of(settings.environment), _read_baggage=settings.read_baggage)
-        metrics.watch(BUILD, lambda: {(settings.service_version,): 1.0})
-        resource, scope = settings.resource(), InstrumentationScope("weir", settings.service_version)
-        if span_exporter is None and (make := settings.exporter("traces")) is not None:
-            span_exporter = make()
-        if metric_exporter is None and (make := settings.exporter("metrics")) is not None:
-            metric_exporter = make()
-        if span_exporter is not None:
-            made._delivery = delivery = SpanQueue(span_exporter, settings)
-            made.recording = TraceSettings(
-                resource, scope, delivery.emit, clock, content=settings.captures, newest=settings.newest_names
-            )
-            metrics.watch(DROPPED, delivery.losses)
-        if metric_exporter is not None:
-            since = clock()
-            made._push = MetricPush(
-                metric_exporter,
-                lambda: as_otlp(metrics.read(), resource, scope, since=since, now=clock()),
-                seconds=settings.number("OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
-            )
-        return made
+    def create(cls, settings: OtelSettings, *, span_exporter: SpanExporter | None = None) -> "Telemetry":
+        """Telemetry as configured; a given exporter is used instead of the endpoint. Raises TelemetryError."""
+        return cls(settings, span_exporter or settings.exporter())
 
     def exchange(
         self, scope: Mapping[str, Any], route: str, *, path: str | None = None, request_id: str | None = None
-    ) -> Trace:
+    ) -> ExchangeTrace:
         """The trace of one request (its ASGI scope), joined to the W3C context in its lower-case headers.
 
-        ``path`` is told where it is not the route's. Baggage is read where the settings say so.
+        ``path`` is given where it is not the route's. Baggage is read where the settings say so.
         """
-        if self.recording is None:
+        if not self.exports_traces:
             return NULL_TRACE
-        context = context_in(scope["headers"], baggage=self._read_baggage)
-        if not self._sampler.keeps(context.parent.trace, context.sampled):
-            return NullTrace(f"{context.parent.trace:032x}")
-        trace = ExchangeTrace(self.recording, context, f"{scope['method']} {route}")
-        note, (address, port), client = trace.root.set, scope.get("server") or (None, None), scope.get("client")
-        note(names.HTTP_METHOD, scope["method"])
-        note(names.HTTP_ROUTE, route)
-        note(names.URL_PATH, route if path is None else clean(path))
-        note(names.URL_SCHEME, scope.get("scheme", "http"))
-        note(names.SERVER_ADDRESS, None if address is None else clean(address))
-        note(names.SERVER_PORT, port)
-        note(names.CLIENT_ADDRESS, clean(client[0]) if client and client[0] else None)
-        note(names.USER_AGENT, clean(context.user_agent.decode("latin-1")) if context.user_agent else None)
-        note(names.REQUEST_ID, request_id and clean(request_id))
-        return trace
+        carrier: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            if name in PROPAGATED:
+                carrier.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        identity = _identity_in(carrier) if self._read_baggage else {}
+        attributes = {**identity, **_http_attributes(scope, route, path=path, request_id=request_id)}
+        parent = PROPAGATOR.extract(carrier, Context())
+        root = self._tracer.start_span(f"{scope['method']} {route}", parent, SpanKind.SERVER, attributes)
+        return ExchangeTrace(self._tracer, root, identity=identity, captures=self._captures)
 
     def flush(self) -> None:
-        if self._delivery is not None:
-            self._delivery.flush()
+        """Export what waits."""
+        if self.exports_traces:
+            self._processor.force_flush()
 
     def shutdown(self, timeout: float = SHUTDOWN_SECONDS) -> bool:
         """Export what waits for at most ``timeout`` seconds, then leave; True if everything was tried."""
-        parts = [part for part in (self._delivery, self._push) if part is not None]
-        if _all_done([part.stop for part in parts], timeout):
+        if not self.exports_traces or _done(self._processor.shutdown, timeout):
             return True
-        _all_done([part.shutdown for part in parts], GIVE_UP_SECONDS)
+        _done(self._processor.span_exporter.shutdown, GIVE_UP_SECONDS)
         return False
 
 
-def _all_done(calls: Sequence[Callable[[], None]], timeout: float) -> bool:
-    ends = time.monotonic() + timeout
-    threads = [threading.Thread(target=call, name="weir-telemetry-stop", daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, ends - time.monotonic()))
-    return not any(thread.is_alive() for thread in threads)
+def _http_attributes(
+    scope: Mapping[str, Any], route: str, *, path: str | None, request_id: str | None
+) -> dict[str, Value]:
+    address, port = scope.get("server") or (None, None)
+    client = scope.get("client")
+    agent = next((value for name, value in reversed(scope["headers"]) if name == b"user-agent"), b"")
+    found = {
+        names.SPAN_KIND: names.CHAIN,
+        names.HTTP_METHOD: scope["method"],
+        names.HTTP_ROUTE: route,
+        names.URL_PATH: route if path is None else clean(path),
+        names.URL_SCHEME: scope.get("scheme", "http"),
+        names.SERVER_ADDRESS: None if address is None else clean(address),
+        names.SERVER_PORT: port,
+        names.CLIENT_ADDRESS: clean(client[0]) if client and client[0] else None,
+        names.USER_AGENT: clean(agent.decode("latin-1")) if agent else None,
+        names.REQUEST_ID: clean(request_id) if request_id else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _identity_in(carrier: Mapping[str, list[str]]) -> dict[str, Value]:
+    """The session and the user that the client's baggage names."""
+    baggage = W3CBaggagePropagator().extract({"baggage": ",".join(carrier.get("baggage", ()))}, Context())
+    session = _without_properties(get_baggage(names.SESSION_ID, baggage))
+    user = _without_properties(get_baggage(names.USER_ID, baggage))
+    found: dict[str, Value] = {}
+    if session:
+        found[names.SESSION_ID] = session_id(session)
+    if user:
+        found[names.USER_ID] = clean(user)
+    return found
+
+
+def _without_properties(value: object) -> str:
+    """A member of baggage without what follows its value, which the propagator leaves there."""
+    return str(value or "").partition(";")[0].strip()
+
+
+def _done(call: Any, timeout: float) -> bool:
+    """Whether a call returns within ``timeout`` seconds."""
+    thread = threading.Thread(target=call, name="weir-telemetry-stop", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return not thread.is_alive()

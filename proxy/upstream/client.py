@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 import aiohttp
+from cachetools import TTLCache
 from yarl import URL
 
 from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
@@ -368,8 +369,8 @@ def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[by
     return [(name.encode(), value.encode("latin-1"))]
 
 
-LACKING_FOR = 600.0
-MAX_LACKING = 1_000
+UNSUPPORTED_FOR = 600.0
+MAX_UNSUPPORTED = 1_000
 _SAYS_NOTHING_ELSE = frozenset({"not found", "file not found", "resource not found"})
 """All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model they name it."""
 
@@ -394,18 +395,6 @@ def has_no_route(status: int, body: bytes, path: str) -> bool:
     return not isinstance(said, str) or text.strip(" .!") in _SAYS_NOTHING_ELSE or path in text
 
 
-class Lacking:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.until: dict[tuple[str, str], float] = {}
-
-    def __contains__(self, what: tuple[str, str]) -> bool:
-        return self.until.get(what, 0.0) > self._clock()
-
-    def add(self, upstream: str, what: str) -> None:
-        if len(self.until) >= MAX_LACKING:
-            self.until.clear()
-        self.until[upstream, what] = self._clock() + LACKING_FOR
-
-    def discard(self, upstream: str, what: str) -> None:
-        self.until.pop((upstream, what), None)
+def unsupported_endpoints(timer: Callable[[], float] = time.monotonic) -> TTLCache[tuple[str, str], None]:
+    """What upstreams have nothing at, by name and endpoint; each is tried again after a time."""
+    return TTLCache(MAX_UNSUPPORTED, UNSUPPORTED_FOR, timer)

@@ -82,7 +82,7 @@ class RunningWeir:
     async def stored(self) -> None:
         """Return once every request is stored: a client may have its answer a little before its record is put."""
         async with asyncio.timeout(60):
-            while self.runtime.telemetry.metrics.active:
+            while self.runtime.telemetry.metrics.registry.get_sample_value("http_server_active_requests"):
                 await asyncio.sleep(0.002)
         await self.runtime.settler.flush()
 

@@ -21,7 +21,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.telemetry import metrics as i
 from tests.functional.harness import ROOT, RunningWeir, free_port, opening
 from tests.functional.test_traces import NAMED, TOO_LONG, TRACE, ask, scene
 
@@ -57,19 +56,19 @@ def happen(name: str, target: RunningWeir) -> None:
     metrics = runtime.telemetry.metrics
     match name:
         case "WeirAnswersErrors":
-            metrics.add(i.REQUESTS, "upstream_unreachable", "balanced")
+            metrics.requests.labels("upstream_unreachable", "balanced").inc()
         case "WeirWindowsAreWrong":
-            metrics.add(i.OVERFLOWS, value=11)
+            metrics.overflows.inc(11)
         case "WeirStoreFails":
-            metrics.add(i.DEGRADED, "store")
+            metrics.degraded.labels("store").inc()
         case "WeirIsSlow":
-            metrics.record(i.OVERHEAD, 0.08, "")
+            metrics.overhead.labels("").observe(0.08)
         case "WeirWatchingIsSlow":
-            metrics.record(i.SETTLEMENT, 0.02)
+            metrics.settlement.observe(0.02)
         case "WeirConversationCritical":
-            metrics.add(i.ALERTS, "critical", "overflow", "utilization")
+            metrics.alerts.labels("critical", "overflow", "utilization").inc()
         case "WeirSummariserFails":
-            metrics.add(i.SUMMARIZER_CALLS, "timeout")
+            metrics.summarizer_calls.labels("timeout").inc()
 
 
 LASTS = {"WeirAnswersErrors", "WeirIsSlow", "WeirWatchingIsSlow", "WeirSummariserFails"}
@@ -91,7 +90,7 @@ async def pages(name: str) -> list[dict[str, float]]:
                 await started.spans()
             elif event:
                 happen(name, started.weir)
-            found.append(samples(started.weir.runtime.telemetry.metrics.render().decode()))
+            found.append(samples(started.weir.runtime.telemetry.metrics.render()[0].decode()))
     return found
 
 

@@ -98,7 +98,7 @@ async def test_hits_and_costs_of_fifty_steps_equal_a_recomputation(upstream: Run
     ) as target:
         await named(target).agent(50)
         rows = await timeline(target)
-        page = target.runtime.telemetry.metrics.render().decode()
+        page = target.runtime.telemetry.metrics.render()[0].decode()
     seen, spans = answered(upstream), roots(exporter)
     assert len(rows) == len(seen) == len(spans) == 50
     price, cached_price, answer_price, last = 2e-6, 0.2e-6, 8e-6, 0.0
@@ -285,7 +285,7 @@ async def test_an_upstream_that_counts_otherwise_is_told_once_and_believed(
                 await talk.ask()
                 talk.add_answer()
         rows = await timeline(target)
-        page = target.runtime.telemetry.metrics.render().decode()
+        page = target.runtime.telemetry.metrics.render()[0].decode()
     events = [[e for e in row["detail"].get("events", ()) if e["kind"] == "estimate_drift"] for row in rows]
     assert [len(found) for found in events] == [0, 0, 0, 1, 0, 0, 0, 0]
     (drift,) = events[3]

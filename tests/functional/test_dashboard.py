@@ -522,7 +522,7 @@ async def test_the_stores_growth_is_in_the_metrics_and_over_time(tmp_path: Path,
         assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
         runtime = api.target.runtime
         runtime.sizes = then
-        page = runtime.telemetry.metrics.render().decode()
+        page = runtime.telemetry.metrics.render()[0].decode()
     grown = dict(re.findall(r'^weir_store_growth_bytes{weir_period="(\w+)"} (\S+)$', page, re.MULTILINE))
     assert {period: float(value) for period, value in grown.items()} == {
         "24h": then[-1][1] - then[1][1],

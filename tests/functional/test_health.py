@@ -267,12 +267,12 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
             await target.settled()  # an alert is on the trace of each that does not know of another's yet
         async with asyncio.timeout(10):
             while 'weir_alerts_undelivered_total{weir_reason="failed"} 1' not in (
-                metrics := telemetry.metrics.render().decode()
+                metrics := telemetry.metrics.render()[0].decode()
             ):
                 await asyncio.sleep(0.05)
         assert all(headers["x-weir-actions"] == "observe=1" for headers in chat.headers)
     opened = (
-        'weir_alerts_total{weir_alert_level="critical",weir_alert_class="overflow",weir_alert_kind="utilization"} 1'
+        'weir_alerts_total{weir_alert_class="overflow",weir_alert_kind="utilization",weir_alert_level="critical"} 1'
     )
     assert opened in metrics
     assert 'weir_alerts_undelivered_total{weir_reason="failed"} 1' in metrics

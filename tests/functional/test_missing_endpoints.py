@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.upstream.client import LACKING_FOR, Lacking, has_no_route
+from proxy.upstream.client import has_no_route
 from tests.functional.harness import COUNTER, weir
 from tests.functional.scripted import scripted, whole
 from tests.upstream import Dialect, SimulatorSettings, run_simulator
@@ -54,19 +54,6 @@ def test_an_answer_that_names_no_model_and_nothing_stored_is_about_the_address(c
 @pytest.mark.parametrize("case", SOMETHING_ELSE)
 def test_what_is_about_a_model_or_something_stored_says_nothing_about_the_address(case: str) -> None:
     assert not has_no_route(*SOMETHING_ELSE[case], RESPONSES)
-
-
-def test_what_is_missing_is_forgotten_after_a_time_and_when_it_is_there() -> None:
-    now = [1000.0]
-    lacking = Lacking(lambda: now[0])
-    lacking.add("up", MESSAGES)
-    assert ("up", MESSAGES) in lacking
-    assert ("other", MESSAGES) not in lacking
-    now[0] += LACKING_FOR
-    assert ("up", MESSAGES) not in lacking
-    lacking.add("up", MESSAGES)
-    lacking.discard("up", MESSAGES)
-    assert ("up", MESSAGES) not in lacking
 
 
 def long_messages() -> dict[str, Any]:

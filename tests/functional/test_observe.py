@@ -180,7 +180,7 @@ async def test_the_plan_of_an_observed_request_is_in_its_trace(tmp_path: Path) -
         talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
         talk.grow(20, kind="agent")
         await talk.ask()
-        metrics = target.runtime.telemetry.metrics.render().decode()
+        metrics = target.runtime.telemetry.metrics.render()[0].decode()
     spans = exporter.get_finished_spans()
     [root] = [s for s in spans if s.parent is None]
     events = {e.name: dict(e.attributes or {}) for e in root.events}
@@ -189,7 +189,7 @@ async def test_the_plan_of_an_observed_request_is_in_its_trace(tmp_path: Path) -
     assert (root.attributes or {})["weir.decision.action"] in ("evict_and_compress", "emergency_compaction")
     assert any(s.name.startswith("weir context.layer") for s in spans)
     saved = next(line for line in metrics.splitlines() if line.startswith('weir_tokens_total{weir_kind="saved"}'))
-    assert saved.endswith(" 0")
+    assert saved.endswith(" 0.0")
     assert "weir_actions_total{" not in metrics
 
 

@@ -27,7 +27,7 @@ async def talked(target: InTurns, turns: int, *, earlier: int = 0) -> Talk:
 
 def counted(turns: InTurns) -> dict[str, int]:
     """By result, of all of them together."""
-    texts = [each.runtime.telemetry.metrics.render().decode() for each in turns.weirs]
+    texts = [each.runtime.telemetry.metrics.render()[0].decode() for each in turns.weirs]
     found = [
         each for text in texts for each in re.findall(r'weir_preparations_total\{weir_result="(\w+)"\} (\d+)', text)
     ]

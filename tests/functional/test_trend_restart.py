@@ -133,7 +133,7 @@ async def test_a_change_of_zone_is_an_event_of_the_trace_a_count_and_part_of_the
         talk = Talk(target.client())
         await talk.agent(12)
         rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
-        metrics = telemetry.metrics.render().decode()
+        metrics = telemetry.metrics.render()[0].decode()
     zones = [row.zone for row in rows]
     changed = [(old, new) for old, new in pairwise(zones) if old != new]
     stored = [

@@ -93,7 +93,7 @@ async def test_requests_and_batches_are_answered_while_the_summarisers_request_i
         async with asyncio.timeout(10):
             await talk.chat(14)
         unanswered, seen = still_open(simulator), answered(simulator)
-        waited = target.runtime.telemetry.metrics.render().decode()
+        waited = target.runtime.telemetry.metrics.render()[0].decode()
     assert unanswered == 1
     assert [s.status for s in seen] == [200] * 14
     assert any("compact" in action for action in talk.actions())

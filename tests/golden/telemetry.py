@@ -1,4 +1,4 @@
-"""What leaves Weir of a few requests: spans, log lines, rows, the page of metrics and OTLP; what differs by run masked.
+"""What leaves Weir of a few requests: spans, log lines, rows, the page of metrics; what differs by run masked.
 
 ``python -m tests.golden.telemetry`` writes the texts anew.
 """
@@ -19,19 +19,15 @@ from typing import Any
 import httpx
 import msgspec
 import openai
-from opentelemetry.sdk.metrics.export import MetricsData
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from policies.ledger import Trend
 from policies.messages import Message
 from proxy.tap import ReportedUsage
-from proxy.telemetry import metrics as i
 from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.metrics import Metrics, ModelCall
-from proxy.telemetry.setup import OtelSettings, Telemetry, as_otlp
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
@@ -220,7 +216,8 @@ async def exchanges() -> str:
                         out.append(f"ACCEPT {accept} -> {answer.status_code} {answer.headers['content-type']}")
         await asyncio.to_thread(telemetry.flush)
         stop()
-        spans = [span for span in exporter.get_finished_spans() if not PART.match(span.name)]
+        finished = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        spans = [span for span in finished if not PART.match(span.name)]
         named = {span.context.span_id: span.name for span in spans}
         out += [span_line(span, named) for span in spans]
         out += [line("ROW", {"type": type(row).__name__} | _bare(masked(row))) for row in rows]
@@ -235,75 +232,67 @@ async def exchanges() -> str:
     return "\n".join(out) + "\n"
 
 
-def counted(*, newest: bool) -> Metrics:
+def counted() -> Metrics:
     """Metrics in which everything has happened that they know, with fixed numbers and labels that are hard to write."""
-    metrics = Metrics(newest=newest)
-    nasty = 'a"b\\c\ndé'
-    add, record = metrics.add, metrics.record
-    add(i.REQUESTS, nasty, "support")
-    add(i.REQUESTS, "ok", "x" * 300)
-    metrics.served(method="POST", route="/v1/chat/completions", status=200, error="", seconds=0.25)
-    metrics.served(method="POST", route="/v1/chat/completions", status=None, error="client_disconnect", seconds=400.5)
+    metrics = Metrics()
+    metrics.requests.labels('a"b\\c\ndé', "support").inc()
+    metrics.requests.labels("ok", "x" * 300).inc()
+    chat = {"method": "POST", "route": "/v1/chat/completions"}
+    metrics.observe_request(**chat, status=200, error="", seconds=0.25)
+    metrics.observe_request(**chat, status=None, error="client_disconnect", seconds=400.5)
     for kind, tokens in (("before", 900), ("after", 300), ("saved", 600)):
-        add(i.TOKENS_SEEN, kind, value=tokens)
+        metrics.tokens.labels(kind).inc(tokens)
     for kind, key, tokens in (("forwarded", "", 300), ("saved", "", 600), ("answered", "", 7)):
-        add(i.KEY_TOKENS, kind, "t", key, value=tokens)
+        metrics.key_tokens.labels(kind, "t", key).inc(tokens)
     for kind, key, tokens in (("forwarded", "k", 300), ("saved", "k", 0), ("cached", "k", 100)):
-        add(i.KEY_TOKENS, kind, "t", key, value=tokens)
-    add(i.COST, "forwarded", "t", "sk-canary0123456789", value=0.125)
-    add(i.COST, "unmanaged", "t", "sk-canary0123456789", value=1.5e-7)
-    add(i.CACHE_REQUESTS, "proxy", "true")
+        metrics.key_tokens.labels(kind, "t", key).inc(tokens)
+    metrics.cost.labels("forwarded", "t", "sk-canary0123456789").inc(0.125)
+    metrics.cost.labels("unmanaged", "t", "sk-canary0123456789").inc(1.5e-7)
+    metrics.cache_requests.labels("proxy", "true").inc()
     for kind, tokens in (("prompt", 900), ("read", 100), ("written", 3)):
-        add(i.CACHE_TOKENS, kind, value=tokens)
-    add(i.ACTIONS, "evict", value=12)
-    add(i.EVENTS, "zone_change")
-    record(i.PRESSURE, 0.88, "orange")
-    add(i.OVERFLOWS)
-    add(i.RETRIES, "overflow")
-    add(i.SUMMARIZER_CALLS, "ok")
+        metrics.cache_tokens.labels(kind).inc(tokens)
+    metrics.actions.labels("evict").inc(12)
+    metrics.events.labels("zone_change").inc()
+    metrics.pressure.labels("orange").observe(0.88)
+    metrics.overflows.inc()
+    metrics.retries.labels("overflow").inc()
+    metrics.summarizer_calls.labels("ok").inc()
     for kind, tokens in (("asked", 100), ("cached", 5), ("answered", 10)):
-        add(i.SUMMARIZER_TOKENS, kind, value=tokens)
-    add(i.SUMMARIZER_COST, "t", value=0.5)
-    add(i.PREPARATIONS, "used")
-    add(i.CHECKPOINTS, "batch")
-    record(i.COMPRESSION, 4.0)
-    add(i.ALERTS, "warning", "anomaly", "loop")
-    add(i.ALERTS_UNDELIVERED, "failed")
-    add(i.DEGRADED, "store")
-    record(i.STORE_LATENCY, 0.002, "commit")
-    record(i.OVERHEAD, 0.0005, "")
-    record(i.OVERHEAD, 3.0, "true")
-    record(i.OVERHEAD, float("nan"), "")
-    record(i.OVERHEAD, -1.0, "")
-    record(i.SETTLEMENT, 0.00025)
-    metrics.called(
+        metrics.summarizer_tokens.labels(kind).inc(tokens)
+    metrics.summarizer_cost.labels("t").inc(0.5)
+    metrics.preparations.labels("used").inc()
+    metrics.checkpoints.labels("batch").inc()
+    metrics.compression.observe(4.0)
+    metrics.alerts.labels("warning", "anomaly", "loop").inc()
+    metrics.alerts_undelivered.labels("failed").inc()
+    metrics.degraded.labels("store").inc()
+    metrics.store_latency.labels("commit").observe(0.002)
+    metrics.overhead.labels("").observe(0.0005)
+    metrics.overhead.labels("true").observe(3.0)
+    metrics.settlement.observe(0.00025)
+    used = ReportedUsage(prompt=70_000_000, completion=9, cached=5, written=6, reasoning=7)
+    metrics.observe_call(
         ModelCall(
-            provider="openai", model="m", response_model="m-1", seconds=1.28, address="h", port=443,
-            usage=ReportedUsage(prompt=70_000_000, completion=9, cached=5, written=6, reasoning=7), first_chunk=0.2,
+            provider="openai",
+            model="m",
+            response_model="m-1",
+            seconds=1.28,
+            address="h",
+            port=443,
+            usage=used,
+            first_chunk=0.2,
         )
-    )  # fmt: skip
-    metrics.called(ModelCall(provider="openai", model="m", seconds=0.5, error="503"))
-    metrics.active, metrics.streams = 3, 2
+    )
+    metrics.observe_call(ModelCall(provider="openai", model="m", seconds=0.5, error="503"))
+    metrics.active_requests.inc(3)
+    metrics.active_streams.inc(2)
     return metrics
 
 
-def otlp_lines(data: MetricsData) -> Iterator[str]:
-    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        shown = json.loads(metric.to_json(indent=None))
-        yield f"OTLP {json.dumps(shown, ensure_ascii=False)}"
-
-
 def metrics_text() -> str:
-    """The pages under either set of names, and what is pushed."""
-    out: list[str] = []
-    for newest in (False, True):
-        metrics = counted(newest=newest)
-        page = metrics.render().decode().splitlines()
-        out += [f"NEWEST {newest}", *(text for text in page if not newest or "gen_ai" in text)]
-        scope = InstrumentationScope("weir", "1.2.3")
-        pushed = otlp_lines(as_otlp(metrics.read(), Resource({"service.name": "weir"}), scope, since=1, now=2))
-        out += [text for text in pushed if not newest or "gen_ai" in text]
-    return "\n".join(out) + "\n"
+    """The page, without what the process takes."""
+    page, _ = counted().render()
+    return "".join(f"{text}\n" for text in page.decode().splitlines() if "process_" not in text)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def notice(number: int = 1, level: Level = "warning") -> Notice:
 
 
 def counted(metrics: Metrics, name: str) -> list[str]:
-    return [line for line in metrics.render().decode().splitlines() if line.startswith(name)]
+    return [line for line in metrics.render()[0].decode().splitlines() if line.startswith(name)]
 
 
 @pytest.mark.requirement("A0.124", "P15")
@@ -110,8 +110,8 @@ async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> Non
     digest = hmac.new(SECRET.encode(), b"alert_1_loop.1760000000." + body, hashlib.sha256).digest()
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
     assert sorted(counted(metrics, "weir_alerts_total")) == [
-        'weir_alerts_total{weir_alert_level="critical",weir_alert_class="anomaly",weir_alert_kind="loop"} 1',
-        'weir_alerts_total{weir_alert_level="warning",weir_alert_class="anomaly",weir_alert_kind="loop"} 1',
+        'weir_alerts_total{weir_alert_class="anomaly",weir_alert_kind="loop",weir_alert_level="critical"} 1.0',
+        'weir_alerts_total{weir_alert_class="anomaly",weir_alert_kind="loop",weir_alert_level="warning"} 1.0',
     ]
     assert not counted(metrics, "weir_alerts_undelivered_total")
 
@@ -139,7 +139,7 @@ async def test_a_webhook_is_called_again_once_where_that_may_help(
         await alerts.close()
     assert len(hook.got) == calls
     assert len({headers["webhook-id"] for _, headers, _ in hook.got}) == 1
-    failed = 'weir_alerts_undelivered_total{weir_reason="failed"} 1'
+    failed = 'weir_alerts_undelivered_total{weir_reason="failed"} 1.0'
     assert counted(metrics, "weir_alerts_undelivered") == ([failed] if lost else [])
 
 
@@ -151,7 +151,7 @@ async def test_a_webhook_that_is_gone_or_silent_holds_nobody_up_and_is_counted()
             async with sinks(url, metrics, seconds=0.05) as alerts:
                 alerts.tell(notice())
                 await alerts.close()
-    assert counted(metrics, "weir_alerts_undelivered") == ['weir_alerts_undelivered_total{weir_reason="failed"} 3']
+    assert counted(metrics, "weir_alerts_undelivered") == ['weir_alerts_undelivered_total{weir_reason="failed"} 3.0']
 
 
 async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
@@ -160,7 +160,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
         for number in range(MAX_WAITING + 30):
             alerts.tell(notice(number))
         assert counted(metrics, "weir_alerts_undelivered") == [
-            'weir_alerts_undelivered_total{weir_reason="dropped"} 30'
+            'weir_alerts_undelivered_total{weir_reason="dropped"} 30.0'
         ]
         assert not hook.got
 

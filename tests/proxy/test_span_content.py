@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.stream import choices_of
-from proxy.telemetry.names import MAX_BYTES, asked_in, said_in
+from proxy.telemetry.content import MAX_BYTES, request_content, response_content
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.responses import RESPONSES
 from tests.profile import tried
@@ -24,7 +24,7 @@ JSON = st.recursive(
 
 
 def asked(messages: Any, **more: Any) -> dict[str, Any]:
-    found = asked_in(msgspec.json.encode({"messages": messages, **more}))
+    found = request_content(msgspec.json.encode({"messages": messages, **more}))
     return {n: json.loads(v) if isinstance(v, str) and n not in IN_WORDS else v for n, v in found.items()}
 
 
@@ -77,7 +77,7 @@ def test_one_message_that_is_too_long_loses_its_end_and_a_key_where_it_is_cut_do
     assert text.startswith("begin xxx")
     assert text.endswith("…")
     for at in range(2030, 2060, 3):
-        shown = asked_in(
+        shown = request_content(
             msgspec.json.encode({"messages": [{"role": "user", "content": "y" * at + " " + KEY + "z" * 20_000}]})
         )
         assert "canary" not in repr(shown)
@@ -86,17 +86,17 @@ def test_one_message_that_is_too_long_loses_its_end_and_a_key_where_it_is_cut_do
 @settings(max_examples=tried(25, 200), deadline=None)
 @given(messages=st.lists(JSON, max_size=6), tools=st.lists(JSON, max_size=3))
 def test_whatever_is_asked_the_attributes_are_valid_json_of_bounded_size(messages: Any, tools: Any) -> None:
-    for value in asked_in(msgspec.json.encode({"messages": messages, "tools": tools})).values():
+    for value in request_content(msgspec.json.encode({"messages": messages, "tools": tools})).values():
         if isinstance(value, str):
             assert isinstance(json.loads(value), list)
             assert len(value.encode()) <= MAX_BYTES
-    for name, value in said_in(messages).items():
+    for name, value in response_content(messages).items():
         assert isinstance(value if name in IN_WORDS else json.loads(str(value)), str if name in IN_WORDS else list)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b'{"messages": 1}', b"\xff", b"[" * 5000])
 def test_what_is_no_request_has_no_content(body: bytes) -> None:
-    assert asked_in(body) == {}
+    assert request_content(body) == {}
 
 
 def stream(*deltas: dict[str, Any]) -> bytes:
@@ -122,7 +122,7 @@ def test_a_stream_is_put_together_as_the_whole_answer_would_have_been() -> None:
         {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
     )
     (choice,) = choices_of(b": hello\n\ndata: not json\n\n" + data)
-    (message,) = json.loads(str(said_in([choice])["gen_ai.output.messages"]))
+    (message,) = json.loads(str(response_content([choice])["gen_ai.output.messages"]))
     assert message == {
         "role": "assistant",
         "parts": [
@@ -170,4 +170,4 @@ def test_calls_of_every_endpoint_are_put_together_though_their_numbers_have_gaps
 @given(deltas=st.lists(JSON, max_size=5))
 def test_whatever_is_streamed_is_read_without_an_error(deltas: Any) -> None:
     choices = choices_of(stream(*({"index": 0, "delta": each} for each in deltas), *deltas))
-    assert isinstance(json.loads(str(said_in(choices).get("gen_ai.output.messages", "[]"))), list)
+    assert isinstance(json.loads(str(response_content(choices).get("gen_ai.output.messages", "[]"))), list)

@@ -116,7 +116,6 @@ async def converse(name: str, protocol: Protocol, endpoint: str) -> list[Recorde
             otlp_endpoint=endpoint,
             otlp_protocol=protocol,
             capture_content=True,
-            environment={"OTEL_METRICS_EXPORTER": "none"},
         )
     )
     async with (
