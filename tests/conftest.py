@@ -25,12 +25,18 @@ from proxy.telemetry.process import collect_seldom
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
 from tests.postgres import Missing, Postgres, postgres_server
-from tests.profile import SOAK, each_once, soak
+from tests.profile import SOAK, each_once, soak, tried
 
 SLOW_FOLDERS = frozenset({"browser", "real"})
 SLOW_FIXTURES = frozenset({"postgres", "postgres_url"})
 
-settings.register_profile("weir", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "weir",
+    derandomize=True,
+    deadline=None,
+    max_examples=tried(25, 100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("weir")
 
 

@@ -200,8 +200,8 @@ def test_the_report_speaks_of_calibrated_tokens() -> None:
 ANY = st.one_of(st.integers(), st.integers(10**300, 10**320))
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=25), ANY, ANY)
-@settings(max_examples=tried(25, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=tried(8, 25)), ANY, ANY)
+@settings(max_examples=tried(15, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_any_counts_give_a_report_whose_parts_agree(requests: list[dict[str, int]], cap: int, limit: int) -> None:
     burns = grown(requests)
     used = requests[-1] if requests else {}
