@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from policies.ledger import Identifier, Status, Subtask, TaskDecision
 from policies.lines import indented
 from policies.memory.checkpoint import VERIFY, Checkpoint, InvalidCheckpoint
+from tests.profile import tried
 
 
 class Words:
@@ -128,7 +129,7 @@ def test_a_delta_names_what_changed_and_nothing_else() -> None:
     assert json.loads(json.dumps(FULL.delta(None)))["goal"] == {"from": "", "to": FULL.goal}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tried(20, 80), deadline=None)
 @given(
     st.text(max_size=800),
     st.lists(st.text(max_size=120), max_size=12),

@@ -14,6 +14,7 @@ from policies.settings import ContextSettings, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says
 from tests.policies.play import flow, step, talk, user, window, words
+from tests.profile import tried
 
 delegate = flow("delegate")
 
@@ -68,7 +69,7 @@ def test_only_what_takes_a_tenth_of_the_window_is_delegated(tokens: int, goes: b
     assert smaller.edits
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tried(20, 30), deadline=None)
 @given(sizes=st.lists(st.integers(20, 4_000), max_size=5), aim=st.integers(0, 9_000))
 @pytest.mark.requirement("A0.78", "P2")
 def test_nothing_ever_grows_pairs_stay_and_a_second_run_changes_nothing(sizes: list[int], aim: int) -> None:

@@ -8,6 +8,7 @@ from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.segments import Source
 from policies.tokens import CHARS4
+from tests.profile import tried
 
 TOOLS = NoteTaking()
 
@@ -62,7 +63,7 @@ def test_rendering_stops_where_fewer_than_fifty_tokens_are_left() -> None:
 
 
 @pytest.mark.requirement("A0.63", "A0.81")
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tried(20, 80), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -24,6 +24,7 @@ from policies.strategies.rewrite import Progressive
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, texts
 from tests.policies.play import Said, assistant, flow, result, talk, user, window, words
+from tests.profile import tried
 
 progressive = flow("progressive")
 
@@ -132,7 +133,7 @@ def test_only_what_is_in_the_layers_scope_changes(scope: str, roles: set[str]) -
     assert {transcript.messages[i].role for i in texts(draft)} == roles
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(20, 40), deadline=None)
 @given(sizes=st.lists(st.integers(0, 800), max_size=40), aim=st.integers(0, 4_000), model=st.booleans())
 @pytest.mark.requirement("A0.77", "A0.78", "P2")
 def test_nothing_ever_grows_pairs_stay_and_a_second_run_changes_nothing(

@@ -15,6 +15,7 @@ from policies.settings import ContextSettings, Ingest, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says, texts
 from tests.policies.play import assistant, flow, result, step, talk, user, window, words
+from tests.profile import tried
 
 summarize_tool_result = flow("summarize_tool_result")
 
@@ -153,7 +154,7 @@ def test_the_report_of_a_layer_says_what_became_of_every_question_also_where_nob
     assert decision.applied == {"summarize_tool_result": 1}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(20, 40), deadline=None)
 @given(sizes=st.lists(st.integers(1, 3_000), max_size=6), aim=st.integers(0, 6_000), model=st.booleans())
 @pytest.mark.requirement("A0.78", "P2")
 def test_nothing_ever_grows_pairs_stay_and_a_second_run_changes_nothing(

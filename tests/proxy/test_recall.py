@@ -143,7 +143,7 @@ def test_arguments_as_models_write_them(arguments: str, expected: tuple[str, str
 
 @pytest.mark.requirement("A4.25")
 @given(st.text(min_size=1, max_size=3_000), st.integers(20, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(20, 60), deadline=None)
 def test_passages_are_of_the_text_and_within_their_room(text: str, most: int) -> None:
     found = passages(text, terms_of(text[:20]), most=most, count=COUNTER.count)
     assert found.whole == (COUNTER.count(text) <= most)
@@ -152,7 +152,7 @@ def test_passages_are_of_the_text_and_within_their_room(text: str, most: int) ->
 
 @pytest.mark.requirement("A4.18")
 @given(st.text(max_size=1_500), st.integers(250, 400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(20, 60), deadline=None)
 def test_pages_make_up_the_text_and_none_can_pass_for_markup(text: str, room: int) -> None:
     past, cursor, rebuilt = Past("0123456789ab", "a tool's result", 1, text), 0, ""
     for _ in range(60):
