@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker(each_once.name):
             forms[item.parent, item.originalname].append(item)
     for each in forms.values():
-        for item in [] if SOAK else _beyond_each_once(each):
+        for item in [] if SOAK else _beyond_each_once([form for form in each if soak.mark not in form.own_markers]):
             item.add_marker(soak)
 
 
