@@ -243,7 +243,7 @@ async def test_a_blocking_client_gets_the_same_answer_as_an_asynchronous_one(lla
 
 
 @pytest.mark.requirement("P16", "A0.3", "D15", "R.46")
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=soak)])
 async def test_the_real_refusal_is_recognised_its_limit_learned_and_the_request_answered(
     stream: bool, llama: Llama, tmp_path: Path
 ) -> None:
