@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ProxyError
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import ClientRequest, Codec
 from proxy.wire.raw import split_array
@@ -17,7 +16,7 @@ from tests import legal_histories
 from tests.captures import Capture, everything, sample
 from tests.forwarding import MESSAGES as AT_MESSAGES
 from tests.forwarding import RESPONSES as AT_RESPONSES
-from tests.forwarding import TOKENIZER, Forwarding, problems, started
+from tests.forwarding import TOKENIZER
 from tests.profile import tried
 
 COUNTER = TOKENIZER.counter("o200k_base")
@@ -124,29 +123,3 @@ def test_calls_go_without_the_ids_of_reasoning_that_has_gone() -> None:
 DEEP: Any = "x"
 for _ in range(90):
     DEEP = [DEEP]
-
-
-@pytest.mark.requirement("P6", "P11")
-@pytest.mark.parametrize("path", [AT_RESPONSES, AT_MESSAGES])
-async def test_very_many_messages_are_managed_and_too_deep_ones_told_so(path: str) -> None:
-    count = 10_000
-    turns = [
-        user(f"step {n}") if n % 2 == 0 else {"role": "assistant", "content": f"done {n}"} for n in range(count + 1)
-    ]
-    name = "input" if path == AT_RESPONSES else "messages"
-    async with started(8_000) as runtime:
-        sent = await Forwarding(runtime, path=path).send(
-            json.dumps({"model": "m", "max_tokens": 100, name: turns}).encode()
-        )
-        assert sent is not None
-        assert len(sent.value[name]) < count
-        assert (
-            problems(
-                {**sent.value, "max_tokens": 100} if path == AT_MESSAGES else {"model": "m", name: sent.value[name]},
-                path,
-            )
-            == []
-        )
-        deep = f'{{"model":"m","{name}":[{{"role":"user","content":{"[" * 3000}{"]" * 3000}}}]}}'
-        with pytest.raises(ProxyError, match="nested"):
-            await Forwarding(runtime, path=path).send(deep.encode())
