@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from policies.ledger import Note
 from policies.memory.notes import CATEGORIES, notes_in, read_notes, render_notes
-from policies.messages import ToolCall
 from policies.settings import NoteTaking
 from policies.text.segments import Source
 from policies.tokens import CHARS4
@@ -15,13 +14,6 @@ TOOLS = NoteTaking()
 
 def note(text: str, category: str = "misc", importance: str = "normal", source: str = "model") -> Note:
     return Note(category, importance, text, source)
-
-
-def call(name: str, arguments: str) -> list[Source]:
-    return [
-        Source(1, "assistant", "", calls=(ToolCall("c1", name, arguments),)),
-        Source(2, "tool", "saved", name, arguments),
-    ]
 
 
 @pytest.mark.requirement("A0.60")

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,20 +23,11 @@ def state_of(sources: Sequence[Source], previous: Checkpoint | None = None, goal
     return read_state(sources, goal=goal, previous=previous, tools=TOOLS)
 
 
-def said(*texts: str) -> list[Source]:
-    return [Source(n, "user", text) for n, text in enumerate(texts, 1)]
-
-
 def called(position: int, name: str, arguments: str, result: str = "ok") -> list[Source]:
     return [
         Source(position, "assistant", "", calls=(ToolCall(f"c{position}", name, arguments),)),
         Source(position + 1, "tool", result, name, arguments),
     ]
-
-
-def within(*texts: str) -> Callable[[str], bool]:
-    whole = "\n".join(texts).lower()
-    return lambda identifier: identifier.lower() in whole
 
 
 @pytest.mark.requirement("A0.100", "A0.146")

@@ -116,10 +116,3 @@ def test_calls_go_without_the_ids_of_reasoning_that_has_gone() -> None:
     written = json.loads(rewritten(request, messages=kept, pruned=()))["input"]
     assert written[-4:] == other
     assert "id" not in written[1]
-
-
-# -- what nobody should send -----------------------------------------------------------------------------------------
-
-DEEP: Any = "x"
-for _ in range(90):
-    DEEP = [DEEP]
