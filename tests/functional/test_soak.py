@@ -13,6 +13,8 @@ PACED = {} if SOAK else {"pause": 0.7, "conversations": 4}
 ROW_KB = 3
 MAX_RSS = 1.1 if SOAK else 1.05
 """Of few requests less may be held."""
+MAX_DRIFT = 1.5 if SOAK else 2.0
+"""Of few requests one that is dear weighs more."""
 
 
 @pytest.mark.waits
@@ -30,7 +32,7 @@ async def test_nothing_grows_that_should_not_while_three_requests_in_ten_go_wron
     assert max(row.wal_kb for row in settled) < 16 * 1024
     assert report.growth("database_kb") < 10_000 * ROW_KB
     assert late[-1].rss_mb <= MAX_RSS * early[0].rss_mb
-    assert report.drift("cpu_ms") < 1.5
+    assert report.drift("cpu_ms") < MAX_DRIFT
     assert report.drift("slower") < 2  # over what the machine could do at the time: it has other work to do, too
     if SOAK:
         assert report.growth("rss_mb") < 5

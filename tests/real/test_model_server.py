@@ -22,7 +22,7 @@ from tests.profile import soak
 from tests.real.environments import Unavailable
 from tests.real.llama import MODEL, Llama, model_server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), soak]
 
 Array = list[dict[str, Any]]
 MAX_TOKENS = 8
@@ -243,7 +243,7 @@ async def test_a_blocking_client_gets_the_same_answer_as_an_asynchronous_one(lla
 
 
 @pytest.mark.requirement("P16", "A0.3", "D15", "R.46")
-@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=soak)])
+@pytest.mark.parametrize("stream", [False, True])
 async def test_the_real_refusal_is_recognised_its_limit_learned_and_the_request_answered(
     stream: bool, llama: Llama, tmp_path: Path
 ) -> None:
@@ -295,7 +295,6 @@ store: {{url: "sqlite+aiosqlite:///{store}"}}
 """
 
 
-@soak
 @pytest.mark.requirement("P13", "A0.3")
 async def test_notes_by_the_model_itself_are_used_or_refused_and_the_session_goes_on(
     wider: Llama, tmp_path: Path, record_property: Any
