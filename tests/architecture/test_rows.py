@@ -7,13 +7,10 @@ from pathlib import Path
 from tests.architecture.rows import ROOT, marks, rows
 
 
-def test_every_requirement_mark_names_a_row_of_the_catalogue() -> None:
-    unknown = {mark: files for mark, files in marks().items() if mark not in rows()}
-    assert not unknown
-
-
-def test_no_row_is_carried_only_by_a_soak() -> None:
-    assert set(marks()) - set(marks(ordinary=True)) == set()
+def test_every_requirement_mark_names_a_row_of_the_catalogue_and_none_is_a_soaks_alone() -> None:
+    marked = marks()
+    assert {mark: files for mark, files in marked.items() if mark not in rows()} == {}
+    assert set(marked) - set(marks(ordinary=True)) == set()
 
 
 def test_the_catalogue_has_no_row_twice() -> None:

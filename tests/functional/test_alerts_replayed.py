@@ -24,7 +24,7 @@ from tests.functional.replaying import (
     replay,
     sessions,
 )
-from tests.profile import tried
+from tests.profile import soak, tried
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -172,7 +172,9 @@ async def test_a_session_on_which_nothing_is_wrong_raises_none_under_balanced(tm
 @pytest.mark.requirement("A0.126")
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded data sets are not here")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dataset", ["tau_airline", "swe_agent", "longmemeval_windows"])
+@pytest.mark.parametrize(
+    "dataset", ["tau_airline", pytest.param("swe_agent", marks=soak), pytest.param("longmemeval_windows", marks=soak)]
+)
 async def test_over_a_data_set_every_alert_is_due_where_it_opens(dataset: str, tmp_path: Path) -> None:
     """By ``balanced`` in a window of 8K; the figures of what was raised are printed."""
     raised, requests, alerted = Counter[str](), 0, 0

@@ -41,21 +41,21 @@ async def test_all_pages_together_are_the_list(api: Api) -> None:
             more = {"q": "module file"} if pattern == "search" else {"by": "conversation"} if pattern == "usage" else {}
             whole = await api.get(path, key=key, limit="500", **more)
             assert whole["next"] is None, path
-            for size in (1, 2):
-                rows, events, pages = list[Any](), list[Any](), 0
-                cursor: dict[str, str] = {}
-                while True:
-                    page = await api.get(path, key=key, limit=str(size), **more, **cursor)
-                    assert len(page["data"]) <= size
-                    rows = page["data"] + rows if pattern.endswith("timeline") else rows + page["data"]
-                    events += page.get("events", [])
-                    pages += 1
-                    if page["next"] is None:
-                        break
-                    cursor = {"cursor": page["next"]}
-                assert rows == whole["data"], path
-                assert events == whole.get("events", []), path
-                assert pages == max(1, -(-max(len(rows), len(events)) // size)), path
+            size = 1 if key == ADMIN else 2
+            rows, events, pages = list[Any](), list[Any](), 0
+            cursor: dict[str, str] = {}
+            while True:
+                page = await api.get(path, key=key, limit=str(size), **more, **cursor)
+                assert len(page["data"]) <= size
+                rows = page["data"] + rows if pattern.endswith("timeline") else rows + page["data"]
+                events += page.get("events", [])
+                pages += 1
+                if page["next"] is None:
+                    break
+                cursor = {"cursor": page["next"]}
+            assert rows == whole["data"], path
+            assert events == whole.get("events", []), path
+            assert pages == max(1, -(-max(len(rows), len(events)) // size)), path
             long += [pattern] if len(whole["data"]) > 2 else []
     assert set(LISTS) - set(long) <= {"health"}, "a list with nothing in it proves nothing"
 

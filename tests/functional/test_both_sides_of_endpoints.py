@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.functional.harness import COUNTER, EITHER, Deployment, weir
+from tests.functional.harness import ALONE, COUNTER, Deployment, weir
 from tests.functional.test_counted_requests import HEADERS, STEPS, long_messages, long_responses, said
 from tests.profile import each_once
 from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.parametrize(("dialect", "talk"), [(Dialect.ANTHROPIC, long_messages), (Dialect.OPENAI, long_responses)])
 async def test_originals_and_both_sides_are_readable(dialect: Dialect, talk: Any, deployment: Deployment) -> None:
     with run_simulator(SimulatorSettings(dialect=dialect, window=8192), counter=COUNTER) as simulator:

@@ -6,7 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.functional.harness import ALONE, COUNTER, EITHER, Deployment, InTurns
+from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns
 from tests.profile import each_once
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings, run_simulator
 from tests.upstream.app import RunningSimulator
@@ -64,7 +64,7 @@ def refusals(simulator: RunningSimulator) -> list[int]:
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.parametrize("model", ["claude-sonnet-5-5", "claude-of-another-name"])
 async def test_no_thinking_stands_behind_an_edit_that_it_was_not_signed_for(model: str, deployment: Deployment) -> None:
     agent = Agent(model=model, thinking=ADAPTIVE)

@@ -37,7 +37,7 @@ default_policy: mine
 """As by default, but nothing stands in place of what is removed: else most of it can be read there."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     if request.param == "postgresql":
         return str(request.getfixturevalue("postgres_url"))

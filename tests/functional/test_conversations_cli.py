@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from policies.memory.checkpoint import Checkpoint
 from proxy.cli import main
 from proxy.store.packing import unpack_messages
-from tests.functional.harness import COUNTER, ROOT, SHARED, TOOLS, Deployment, opening, prose, tool_step, weir
+from tests.functional.harness import ALONE, COUNTER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -327,7 +327,7 @@ async def run(*arguments: str, store: str) -> bytes:
     return out
 
 
-@SHARED
+@ALONE
 async def test_it_can_be_read_and_changed_while_weir_runs(deployment: Deployment) -> None:
     async with (
         serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, weir
+from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns, weir
 from tests.profile import each_once
 from tests.upstream import Dialect, SimulatorSettings, run_simulator
 
@@ -52,7 +52,7 @@ async def long_responses(proxy: InTurns) -> dict[str, Any]:
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.parametrize(
     ("dialect", "path", "talk"),
     [
@@ -82,7 +82,7 @@ async def test_a_request_is_counted_as_it_would_be_sent(
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.parametrize("way", ["trigger", "codex"])
 async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_others(
     way: str, deployment: Deployment

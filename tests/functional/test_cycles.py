@@ -14,7 +14,7 @@ from tests.functional.scripted import Asked, Reply, as_asked, completion, script
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 20
+ROUNDS = 8
 HOLDS_A_REQUEST = ("proxy.", "policies.")
 AIOHTTPS_OWN = (PooledConnection, PooledResponse)
 """A connection that breaks and its answer hold each other, in aiohttp; neither holds a body."""

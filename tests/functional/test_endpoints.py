@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import COUNTER, EITHER, Deployment, RunningWeir, prose, weir
+from tests.functional.harness import COUNTER, SHARED, Deployment, RunningWeir, prose, weir
 from tests.profile import each_once
 from tests.upstream import Dialect, RecordedRequest, RunningSimulator, SimulatedAnswer, SimulatorSettings
 from tests.upstream.app import serve_simulator
@@ -387,7 +387,7 @@ async def test_what_a_model_has_summed_up_is_not_read_anew(kind: type[Agent], tr
 
 @each_once
 @BOTH
-@EITHER
+@SHARED
 @pytest.mark.requirement("P9", "P2")
 async def test_whichever_process_is_asked_sends_what_was_decided(kind: type[Agent], deployment: Deployment) -> None:
     async with upstream(kind) as simulator, deployment.serving(simulator.base_url, window=WINDOW) as weirs:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     SHARED,
     Deployment,
     InTurns,
@@ -41,7 +41,7 @@ async def checkpoint(target: InTurns, conversation: str) -> httpx.Response:
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.requirement("D23", "A0.111", "A0.113")
 @pytest.mark.parametrize("name", [None, "migration"])
 async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_resume(

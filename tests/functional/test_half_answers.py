@@ -12,6 +12,7 @@ import pytest
 
 from tests.functional.harness import TOOLS, RunningWeir, Talk, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
+from tests.profile import each_once
 
 DONE = b"data: [DONE]\n\n"
 HEAD = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -78,6 +79,7 @@ HALVES: dict[str, Sequence[bytes]] = {
 
 
 @pytest.mark.requirement("R.35", "R.34", "P5")
+@each_once
 @pytest.mark.parametrize("delimited", [True, False], ids=["ended", "closed"])
 @pytest.mark.parametrize("name", HALVES)
 async def test_half_an_answer_ends_with_an_error_and_a_cut(name: str, delimited: bool) -> None:
@@ -125,6 +127,7 @@ WHOLE: dict[str, Sequence[bytes]] = {
 
 
 @pytest.mark.requirement("R.35", "R.38", "P4")
+@each_once
 @pytest.mark.parametrize("delimited", [True, False], ids=["ended", "closed"])
 @pytest.mark.parametrize("name", WHOLE)
 async def test_a_whole_answer_is_relayed_however_it_says_that_it_is_whole(name: str, delimited: bool) -> None:
@@ -145,6 +148,7 @@ async def test_an_answer_whose_end_marker_has_come_is_whole_however_its_connecti
 
 
 @pytest.mark.requirement("R.35", "R.40", "P5")
+@each_once
 @pytest.mark.parametrize("delimited", [True, False], ids=["ended", "closed"])
 @pytest.mark.parametrize(
     ("chunks", "code"),

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.facts import Limit, counted, limit_of, rows_of
 from benchmarks.retention import OWN, Plan, measure
 from benchmarks.sets import load
+from tests.profile import soak
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +73,7 @@ def test_no_set_keeps_less_at_the_same_tokens(tmp_path: Path, name: str, limit: 
     assert row.figures["refused"] == 0
 
 
+@soak
 def test_no_language_is_behind_english(tmp_path: Path) -> None:
     of_language = defaultdict(list)
     for row in filter(counted, load("rules", DATA)):

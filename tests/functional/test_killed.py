@@ -24,7 +24,7 @@ from tests.upstream.app import serve_simulator
 
 pytestmark = pytest.mark.slow
 
-KILLS = tried(6, 200)
+KILLS = tried(4, 200)
 MAX_DELAY = 1.6
 KILLS_A_TALK = 8
 WINDOW = 8192

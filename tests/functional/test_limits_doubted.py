@@ -52,23 +52,23 @@ def windows_of(runtime: Runtime) -> list[int]:
     return [row.limit for row in runtime.windows.learned() if row.kind == "tokens"]
 
 
-async def read_parts(talk: Talk, steps: int) -> None:
+async def read_parts(talk: Talk, steps: int, *, words: int = 400) -> None:
     for _ in range(steps):
-        talk.says(prose(400, seed=len(talk.history)))
+        talk.says(prose(words, seed=len(talk.history)))
         await talk.ask()
 
 
 @each_endpoint
 async def test_a_window_below_what_has_passed_holds_for_the_request_that_it_refused(endpoint: str) -> None:
-    router = Router(endpoint, {25})
+    router = Router(endpoint, {13})
     async with scripted(router) as upstream, weir(upstream.base_url, window=WIDE) as target:
         talk = Talk(target, endpoint)
-        await read_parts(talk, 25)
+        await read_parts(talk, 13, words=1_000)
         assert router.sent[-2] > 2 * SMALL > SMALL > router.sent[-1]
         assert windows_of(target.runtime) == []
-        await read_parts(talk, 20)
-    assert talk.statuses == [200] * 45
-    assert max(router.sent[25:]) > SMALL
+        await read_parts(talk, 8, words=1_000)
+    assert talk.statuses == [200] * 21
+    assert max(router.sent[13:]) > SMALL
 
 
 async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.functional.harness import COUNTER, RunningWeir, prose, weir
 from tests.functional.scripted import Asked, Reply, completion, scripted, whole
+from tests.profile import each_once
 
 ENDPOINTS = ("chat", "responses", "messages")
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
@@ -217,6 +218,7 @@ async def test_an_array_that_is_too_long_is_compacted(endpoint: str) -> None:
     assert len(array_of(strict.sent[-1])) > ENTRIES // 2
 
 
+@each_once
 @each_endpoint
 @pytest.mark.parametrize("size", [0, 6_000], ids=["text", "images"])
 async def test_a_body_that_a_gateway_takes_for_too_large_shrinks(endpoint: str, size: int) -> None:
@@ -246,6 +248,7 @@ async def test_what_nothing_can_be_taken_out_of_is_refused_in_the_upstreams_word
     assert talk.told[0] == refusal_of(endpoint, "Too many images in request: 9 images, maximum is 8").chunks[0]
 
 
+@each_once
 @each_endpoint
 @pytest.mark.parametrize("status", [413, 502, 504])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -19,6 +19,7 @@ from proxy.config.values import Config
 from proxy.store import Store
 from proxy.store.chain import AuditType
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
+from tests.profile import soak
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -149,7 +150,7 @@ async def test_two_workers_that_read_the_same_file_anew_audit_it_once_and_no_sec
 
 
 @pytest.mark.requirement("A0.45", "R.79")
-@pytest.mark.parametrize("text", ["", "# a comment\n"])
+@pytest.mark.parametrize("text", ["", pytest.param("# a comment\n", marks=soak)])
 async def test_a_file_that_was_emptied_is_not_used(text: str, tmp_path: Path) -> None:
     """Its defaults would send what clients say to another upstream, and their keys would be unknown."""
     path = tmp_path / "weir.yaml"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.functional.harness import COUNTER, EITHER, SHARED, Deployment, InTurns, Talk, answered
+from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk, answered
 from tests.misbehaving import Failing, SummaryMode
 from tests.profile import each_once
 from tests.upstream import SimulatorSettings
@@ -56,7 +56,7 @@ async def test_what_is_prepared_is_used_by_the_batch_and_counted(
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.requirement("D14", "P6", "R.50")
 @pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])
 async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from proxy.server import serve
 from proxy.store import Store
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     SHARED,
     TOOLS,
     Deployment,
@@ -160,7 +160,7 @@ async def test_a_question_in_other_words_brings_back_what_was_said_after_a_resta
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.requirement("A4.25")
 @pytest.mark.parametrize("place", BY_THE_TOOL.values(), ids=BY_THE_TOOL, indirect=True)
 async def test_a_model_that_asks_the_tool_in_other_words_is_told_what_was_said(place: Place) -> None:

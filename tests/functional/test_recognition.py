@@ -22,7 +22,6 @@ from tests.functional.harness import (
     ALONE,
     COUNTER,
     EARLY,
-    EITHER,
     EVICTING,
     SHARED,
     TOOLS,
@@ -274,7 +273,7 @@ async def test_a_client_that_spells_its_history_differently_every_turn_stays_one
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "P2")
 @pytest.mark.parametrize("moving_files", [0, 60, 1_200])
 async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its_edits(

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from proxy.wire.chat import digest_of
-from tests.functional.harness import COUNTER, EITHER, Deployment, InTurns, answered
+from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns, answered
 from tests.profile import each_once
 from tests.upstream import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -372,7 +372,7 @@ async def test_without_weir_the_task_ends_around_step_fifteen(upstream: RunningS
 
 
 @each_once
-@EITHER
+@ALONE
 @pytest.mark.requirement("A0.8", "A0.3", "A0.26")
 @pytest.mark.parametrize("summarizer", [None, "notes"])
 async def test_the_task_is_finished_with_its_goal_and_decisions_in_sight_and_nothing_lost(

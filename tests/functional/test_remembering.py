@@ -14,7 +14,6 @@ from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import (
     ALONE,
     COUNTER,
-    EITHER,
     SHARED,
     Deployment,
     InTurns,
@@ -263,7 +262,7 @@ def user(words: int, *, seed: int) -> dict[str, Any]:
     return {"role": "user", "content": prose(words, seed=seed)}
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "D25", "A2.20")
 @pytest.mark.parametrize("kind", ["chat", "agent"])
 @pytest.mark.parametrize("size", [2_500, 3_600])
@@ -295,7 +294,7 @@ async def test_what_a_huge_message_drove_out_is_back_once_that_is_another_one(
     assert [event["count"] >= 1 for event in told] == [True]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("P1", "D25")
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_a_huge_request_beside_the_conversation_takes_nothing_from_it(
@@ -322,7 +321,7 @@ async def test_a_huge_request_beside_the_conversation_takes_nothing_from_it(
     assert arrays_of(answered(simulator))[-1] == talk.messages
 
 
-@EITHER
+@SHARED
 @pytest.mark.requirement("P1", "P2", "D25")
 async def test_only_what_the_huge_message_drove_out_comes_back_and_older_batches_stay_byte_for_byte(
     deployment: Deployment,
@@ -346,7 +345,7 @@ async def test_only_what_the_huge_message_drove_out_comes_back_and_older_batches
     assert last[len(standing) :] == talk.messages[-2:]
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("D25", "P2")
 async def test_near_the_trigger_nothing_comes_back_however_often_the_newest_message_is_another_one(
     deployment: Deployment,

@@ -40,7 +40,7 @@ from tests.upstream.model import SimulatorSettings
 pytestmark = pytest.mark.slow
 
 SETTINGS = SimulatorSettings(window=8192, summary_model="summariser")
-STEPS = 60
+STEPS = 42
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import pytest
 
 from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
+from tests.profile import soak
 from tests.upstream import SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
@@ -247,7 +248,7 @@ async def test_a_long_prompts_price_is_that_of_a_round_and_not_of_what_all_round
 
 
 @pytest.mark.requirement("A1.12", "A4.16", "P16")
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=soak), True])
 async def test_a_client_that_compacts_at_nine_tenths_of_its_window_never_does_in_sixty_turns(
     stream: bool, simulator: RunningSimulator
 ) -> None:

@@ -17,7 +17,6 @@ import pytest
 from tests.functional.harness import (
     ALONE,
     COUNTER,
-    EITHER,
     EVICTING,
     Deployment,
     InTurns,
@@ -135,7 +134,7 @@ def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
     return next(array for array in arrays if array[0] == opening()[0])
 
 
-@EITHER
+@ALONE
 @pytest.mark.requirement("R.60", "P9", "A0.16")
 async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
     tmp_path: Path, deployment: Deployment

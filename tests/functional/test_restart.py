@@ -22,6 +22,7 @@ from tests.functional.harness import (
     opening,
     tool_step,
 )
+from tests.profile import soak
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -42,7 +43,7 @@ async def until_the_first_batch(talk: Talk, kind: str) -> None:
 
 
 @pytest.mark.requirement("P9", "P2", "S.3", "R.60")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=soak), signal.SIGKILL])
 async def test_a_session_goes_on_after_its_weir_was_ended_right_after_a_batch(
     how: signal.Signals, tmp_path: Path
 ) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.wire.counting import count_message
 from tests.functional.harness import (
+    ALONE,
     COUNTER,
-    EITHER,
     TOOLS,
     Deployment,
     InTurns,
@@ -68,7 +68,7 @@ def reuse(arrays: list[list[dict[str, Any]]]) -> float:
 
 @each_once
 @pytest.mark.requirement("A0.3", "A1.1", "P2", "D25")
-@EITHER
+@ALONE
 @pytest.mark.parametrize("summarizer", [None, "summariser"])
 @pytest.mark.parametrize("kind", ["agent", "chat"])
 async def test_a_session_that_would_overflow_is_answered_with_few_batches(

@@ -14,6 +14,7 @@ import pytest
 
 from tests.captures import ALL, everything, sample
 from tests.functional.harness import COUNTER, Talk, prose, weir
+from tests.profile import each_once
 from tests.properties.clients import texts_of
 from tests.upstream import Dialect, RunningSimulator, SimulatorSettings, serve_simulator
 
@@ -125,6 +126,7 @@ def root_of(upstream: RunningSimulator) -> str:
 
 
 @pytest.mark.requirement("P12", "A0.3")
+@each_once
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("name", AT_HAND)
 async def test_what_is_answered_directly_is_answered_through_weir_and_the_newest_is_whole(

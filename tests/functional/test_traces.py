@@ -39,6 +39,7 @@ from tests.functional.harness import (
 )
 from tests.functional.test_store_failures import moved_away
 from tests.misbehaving import Failing, SummaryMode
+from tests.profile import soak
 from tests.receiver import Receiver, attributes, receiving, tree
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -708,7 +709,7 @@ async def test_what_cannot_be_exported_stops_the_start_with_a_line_that_says_so(
 
 
 @pytest.mark.requirement("A0.139", "R.77")
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=soak)])
 async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(protocol: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -10,6 +10,9 @@ import pytest
 
 from benchmarks import sets
 from proxy.wire.counting import Vocabulary, vocabulary_directories
+from tests.profile import soak
+
+pytestmark = soak
 
 PLANNED = {
     "rules": (60, 12_000, 16_000),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.limits import BUCKETS, TokenBudget, divide
-from policies.settings import ContextSettings, Recall
+from policies.settings import ContextSettings
 
 BALANCED = ContextSettings()
 
@@ -17,26 +17,6 @@ def test_the_history_budget_is_what_every_other_bucket_leaves_of_the_window() ->
     assert budget.fits(others + 87_000)
     assert not budget.fits(others + 87_001)
     assert not TokenBudget(window=40_000, reserve=32_000, headroom=0).fits(others)
-
-
-@pytest.mark.requirement("D4")
-@pytest.mark.parametrize(
-    ("window", "requested", "max_output", "reserve"),
-    [
-        (200_000, 32_000, None, 32_000),
-        (200_000, 32_000, 8_192, 8_192),
-        (8_192, 32_000, None, 2_048),
-        (8_192, 500, None, 500),
-        (8_192, None, None, 2_048),
-        (128_000, None, None, 4_000),
-        (128_000, 0, None, 4_000),
-        (3, None, None, 1),
-    ],
-)
-def test_the_reserve_is_what_the_client_asks_for_within_a_quarter_of_the_window(
-    window: int, requested: int | None, max_output: int | None, reserve: int
-) -> None:
-    assert divide(BALANCED, window=window, requested=requested, max_output=max_output).reserve == reserve
 
 
 @pytest.mark.requirement("D4")
@@ -57,47 +37,12 @@ def test_max_tokens_moves_the_reserve_and_never_the_window() -> None:
     assert once.usable - twice.usable == 8_000
 
 
-@pytest.mark.requirement("A4.25")
-@pytest.mark.parametrize(("window", "headroom"), [(3_600, 360), (8_192, 819), (48_000, 4_000), (200_000, 10_000)])
-def test_the_headroom_has_room_for_one_answer_of_the_tool(window: int, headroom: int) -> None:
-    without = divide(BALANCED, window=window)
-    offered = divide(replace(BALANCED, recall=Recall(tool=True)), window=window)
-    assert offered.headroom == headroom
-    assert offered.hard_limit == without.hard_limit
-
-
-@pytest.mark.requirement("A2.12")
-def test_a_request_that_fills_the_window_to_the_last_token_fits() -> None:
-    budget = TokenBudget(window=10_000, reserve=2_000, floor=625, headroom=500)
-    assert (budget.send_limit, budget.hard_limit, budget.soft_limit, budget.usable) == (9_999, 9_375, 7_500, 7_500)
-    assert budget.hard_fits(9_375)
-    assert not budget.hard_fits(9_376)
-    assert budget.fits(7_500)
-    assert not budget.fits(7_501)
-
-
 @pytest.mark.requirement("D5")
 def test_the_estimators_error_counts_on_top_of_what_was_counted() -> None:
     budget = TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05)
     assert (budget.soft_limit, budget.hard_limit) == (10_000, 12_500)
     doubled = TokenBudget(window=12_500, reserve=2_000, headroom=0, margin=0.05, ratio=2.0)
     assert (doubled.soft_limit, doubled.hard_limit) == (5_000, 6_250)
-
-
-@pytest.mark.parametrize(
-    ("window", "asked", "floor"), [(8_192, None, 512), (8_192, 32_000, 512), (8_192, 100, 100), (200_000, None, 1_024)]
-)
-def test_the_reserve_shrinks_to_what_an_answer_needs_at_least(window: int, asked: int | None, floor: int) -> None:
-    budget = divide(BALANCED, window=window, requested=asked)
-    assert budget.hard_limit == window - floor
-    assert budget.send_limit == window - 1
-
-
-def test_a_separate_input_limit_binds_beside_the_window() -> None:
-    budget = divide(BALANCED, window=200_000, max_input=100_000, margin=0.0)
-    assert budget.hard_limit == budget.soft_limit == 100_000
-    assert budget.base(replace(BALANCED, base="max_input")) == 100_000
-    assert divide(BALANCED, window=200_000, max_input=200_000).max_input is None
 
 
 @pytest.mark.requirement("D1")

@@ -83,30 +83,8 @@ def test_reasoning_is_removed_after_two_steps_and_the_key_stays_with_an_empty_st
     assert [m for i, m in enumerate(array) if i not in (1, 3)] == [m for i, m in enumerate(messages) if i not in (1, 3)]
 
 
-@pytest.mark.requirement("A0.36")
-@pytest.mark.parametrize(("ttl", "gone"), [(1, [1, 3, 5]), (2, [1, 3]), (3, [1]), (4, [])])
-def test_the_ttl_counts_steps(ttl: int, gone: list[int]) -> None:
-    transcript = read(turns(2))
-    assert stripped(reasoning(untouched(transcript), bounds(transcript, ttl=ttl))) == gone
-
-
-def test_what_is_counted_afterwards_is_what_counting_the_sent_messages_gives() -> None:
-    messages = turns(3)
-    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
-    counted = [count_message(m, CHARS4, model="sim") for m in sent(draft, messages)]
-    assert [p.tokens for p in draft.pieces] == counted
-    assert draft.tokens < untouched(read(messages)).tokens - 4 * 100
-
-
 def test_all_reasoning_of_the_current_tool_loop_stays_however_old_it_is() -> None:
     loop = [m for _ in range(9) for m in (thought(tool_calls=[CALL]), tool())]
-    transcript = read([user("do it"), *loop])
-    assert reasoning(untouched(transcript), bounds(transcript)).edits == {}
-
-
-def test_results_that_stand_in_the_user_role_begin_no_new_turn() -> None:
-    part = {"type": "tool_result", "tool_use_id": "x", "content": "42"}
-    loop = [m for _ in range(5) for m in (thought("looking"), {"role": "user", "content": [part]})]
     transcript = read([user("do it"), *loop])
     assert reasoning(untouched(transcript), bounds(transcript)).edits == {}
 
@@ -122,28 +100,3 @@ def test_a_signed_thinking_part_goes_with_its_turn_and_stays_in_the_newest() -> 
     assert array[1] == {"role": "assistant", "content": [parts[1]]}
     assert array[3] == old  # one step old
     assert array[5] == new
-
-
-def test_details_that_have_to_come_back_unmodified_keep_everything_beside_them() -> None:
-    details = [{"type": "reasoning.encrypted", "data": "opaque"}]
-    opaque = {**thought("answer"), "reasoning": "thinking " * 50, "reasoning_details": details}
-    messages = [user("a"), opaque, *turns(2)]
-    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
-    assert sent(draft, messages)[1] == opaque
-    assert 1 not in stripped(draft)
-
-
-def test_a_message_that_says_nothing_but_its_reasoning_keeps_it() -> None:
-    only = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
-    messages = [user("a"), thought(), only, *turns(2)]
-    draft = reasoning(untouched(read(messages)), bounds(read(messages)))
-    assert not {1, 2} & set(stripped(draft))
-
-
-def test_a_pinned_message_and_a_second_run_change_nothing() -> None:
-    messages = [user("a"), {**thought("keep"), "weir": {"keep": True}}, *turns(2)]
-    transcript = read(messages)
-    once = reasoning(untouched(transcript), bounds(transcript))
-    assert 1 not in stripped(once)
-    assert reasoning(once, bounds(transcript)) is once
-    assert once.applied == {"reasoning": 2}

@@ -70,38 +70,6 @@ def test_the_lowest_scores_go_first_until_enough_is_freed() -> None:
     assert found.freed == 500
 
 
-@pytest.mark.requirement("A0.44")
-@pytest.mark.parametrize(("free", "chosen"), [(249, [1]), (250, [1]), (251, [1, 2]), (500, [1, 2]), (501, [1, 2, 0])])
-def test_one_token_more_takes_one_block_more(free: int, chosen: list[int]) -> None:
-    assert indices(select(scored((300, 0.9), (300, 0.1), (300, 0.5)), free=free, cost=fifty)) == chosen
-
-
-@pytest.mark.requirement("A0.44", "A0.55")
-def test_what_cannot_be_freed_is_reported() -> None:
-    found = select(scored((300, 0.9), (300, 0.1)), free=501, cost=fifty)
-    assert (indices(found), found.freed) == ([1, 0], 500)
-    assert select([], free=10, cost=fifty).freed == 0
-
-
-@pytest.mark.parametrize("free", [0, -5])
-def test_nothing_goes_when_nothing_is_to_be_freed(free: int) -> None:
-    found = select(scored((300, 0.0), (300, 0.1)), free=free, cost=fifty)
-    assert found == ((), 0)
-
-
-@pytest.mark.requirement("A0.51")
-def test_blocks_whose_placeholder_does_not_pay_stay() -> None:
-    found = select(scored((50, 0.0), (40, 0.1), (51, 0.2), (200, 0.3)), free=100, cost=fifty)
-    assert indices(found) == [3]
-    assert select(scored((50, 0.0), (51, 0.2)), free=100, cost=fifty).freed == 1
-
-
-@pytest.mark.requirement("A0.51", "A0.43")
-def test_what_is_freed_is_net_of_the_placeholders() -> None:
-    found = select(scored((300, 0.1), (700, 0.3)), free=10_000, cost=fifty)
-    assert found.freed == 300 + 700 - 2 * PLACEHOLDER
-
-
 @pytest.mark.requirement("A0.34")
 def test_what_is_marked_to_be_kept_is_never_chosen() -> None:
     pairs = [(block(0, 900, keep=True), 0.0), (block(1, 300, keep=False), 0.9)]
@@ -110,63 +78,12 @@ def test_what_is_marked_to_be_kept_is_never_chosen() -> None:
     assert found.freed == 250
 
 
-# -- overshoot -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("A0.44", "A0.54")
-def test_what_a_later_block_made_unnecessary_is_given_back_the_most_valuable_first() -> None:
-    found = select(scored((150, 0.1), (250, 0.2), (900, 0.3)), free=500, cost=fifty)
-    assert indices(found) == [2]
-    assert found.freed == 850
-    found = select(scored((550, 0.1), (450, 0.2), (900, 0.3)), free=1_000, cost=fifty)
-    assert indices(found) == [0, 2]
-
-
-@pytest.mark.requirement("A0.54")
-def test_worthless_blocks_are_not_given_back() -> None:
-    assert indices(select(scored((150, 0.0), (250, 0.2), (900, 0.3)), free=500, cost=fifty)) == [0, 2]
-
-
-@pytest.mark.requirement("A0.44")
-def test_among_equals_the_smallest_set_goes() -> None:
-    equals = scored((200, 0.50), (1_000, 0.51), (300, 0.52), (200, 0.90))
-    assert indices(select(equals, free=500, cost=nothing)) == [1]
-    assert indices(select(equals, free=500, cost=nothing, band=0.0)) == [1]  # given back, not chosen at once
-    many = scored((100, 0.5), (200, 0.5), (300, 0.5), (400, 0.5), (500, 0.5))
-    assert indices(select(many, free=350, cost=nothing)) == [3]
-    assert indices(select(many, free=650, cost=nothing)) == [1, 4]
-    assert indices(select(many, free=1_500, cost=nothing)) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.requirement("A0.44")
-@pytest.mark.parametrize(("difference", "chosen"), [(0.0199, [1]), (0.0201, [0])])
-def test_scores_a_band_apart_are_no_longer_equal(difference: float, chosen: list[int]) -> None:
-    pairs = scored((600, 0.3), (500, 0.3 + difference))
-    assert indices(select(pairs, free=500, cost=nothing)) == chosen
-
-
-def test_a_superseded_block_is_in_no_band_with_others() -> None:
-    assert indices(select(scored((500, 0.01), (400, 0.0), (400, 0.0)), free=500, cost=nothing)) == [1, 2]
-
-
-def test_of_two_equals_of_one_size_the_older_goes() -> None:
-    assert indices(select(scored((300, 0.4), (300, 0.4), (300, 0.4)), free=300, cost=nothing)) == [0]
-    assert indices(select(scored((300, 0.4), (300, 0.4), (300, 0.4)), free=301, cost=nothing)) == [0, 1]
-
-
 # -- the demonstration of the catalogue ------------------------------------------------------------------------------
 
 FINDING, READING, LISTING = 0, 1, 2
 FOUND = "axios is imported in 14 files; src/api/client.ts wraps it with an interceptor for token refresh.\n" + words(
     422, "import"
 )
-
-
-@pytest.mark.requirement("A0.54")
-def test_even_with_scores_of_recency_alone_the_key_finding_is_given_back() -> None:
-    found = select(scored((450, 0.357), (2_800, 0.516), (120, 0.572)), free=500, cost=fifty)
-    assert indices(found) == [READING]
-    assert found.freed == 5.5 * 500  # it was 6.5 times as much, with the finding lost
 
 
 def demonstration() -> list[tuple[Block, float]]:
@@ -200,17 +117,6 @@ def demonstration() -> list[tuple[Block, float]]:
     assert [b.tokens for b in blocks] == [450, 2_800, 120]
     assert [b.references for b in blocks] == [3, 0, 0]
     return [(b, by.score(b)) for b in blocks]
-
-
-@pytest.mark.requirement("A0.54")
-def test_the_irrelevant_listing_goes_first_and_the_key_finding_stays() -> None:
-    pairs = demonstration()
-    scores = [score for _, score in pairs]
-    assert scores[LISTING] < scores[READING] < scores[FINDING]
-    assert indices(select(pairs, free=70, cost=fifty)) == [LISTING]
-    found = select(pairs, free=500, cost=fifty)
-    assert indices(found) == [LISTING, READING]
-    assert found.freed == 2_820
 
 
 @pytest.mark.requirement("A0.54", "A0.39")

@@ -1,6 +1,6 @@
 import pytest
 
-from policies.summary.identifiers import grounded, invented, normal_text
+from policies.summary.identifiers import grounded, invented
 
 MATERIAL = """\
 [user] Move the shop to /srv/shop/app.py on db-7.internal:5432 before 2024-05-17, at most $1,200, and use UTF-8.
@@ -56,20 +56,6 @@ def test_what_is_there_in_another_spelling_is_not_invented(said: str) -> None:
 )
 def test_what_is_not_there_is_invented(said: str, wrong: tuple[str, ...]) -> None:
     assert invented(said, MATERIAL) == wrong
-
-
-@pytest.mark.requirement("A0.58")
-def test_only_the_sentences_that_invent_something_go() -> None:
-    text = "Goal: move the shop\nDone:\n- order W7731 was read. It is W7732 now\n- E4411 came\n- W9999\nNext step: look at W9999"
-    kept, wrong = grounded(text, MATERIAL)
-    assert kept == "Goal: move the shop\nDone:\n- order W7731 was read.\n- E4411 came"
-    assert wrong == ("W7732", "W9999")
-    assert grounded(kept, MATERIAL) == (kept, ())
-
-
-def test_normal_text_is_how_identifiers_are_compared() -> None:
-    assert normal_text("W7731 for 1,200,000") == "w7731 for 1200000"
-    assert normal_text("a,b 1,2") == "a,b 1,2"
 
 
 @pytest.mark.requirement("S.27")

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from policies.effects import Done, Failed, Reply, Summary
-from policies.summary.check import judge, without_reasoning
+from policies.summary.check import judge
 from policies.summary.prompts import PROMPTS
 from policies.tokens import CHARS4
 from tests.policies.play import words
@@ -29,23 +29,6 @@ def points(count: int) -> str:
     rng = random.Random(count)
     said = (" ".join("".join(rng.choice("aeionrst") for _ in range(5)) for _ in range(6)) for _ in range(count))
     return "".join(f"Point {n} {words[:30]}. " for n, words in enumerate(said))
-
-
-@pytest.mark.requirement("A0.57")
-@pytest.mark.parametrize(
-    "reply",
-    [
-        GOOD,
-        f"<think>Let me see.\nWhat matters?</think>\n{GOOD}\n",
-        f"and so I will write it down</think>\n{GOOD}",
-        f"Here is the summary:\n\n{GOOD}",
-        f"```text\n{GOOD}\n```",
-        f"```markdown\n{GOOD}\n```\n",
-        f"<reasoning><think>hm</think></reasoning>{GOOD}",
-    ],
-)
-def test_good_notes_are_taken_without_what_stands_around_them(reply: str) -> None:
-    assert verdict(Summary(reply)) == (GOOD, "")
 
 
 @pytest.mark.requirement("P6", "R.52", "R.53")
@@ -125,72 +108,6 @@ def test_good_notes_are_taken_without_what_stands_around_them(reply: str) -> Non
 )
 def test_a_useless_answer_is_refused_with_its_reason(reply: Reply | None, code: str) -> None:
     assert verdict(reply) == ("", code)
-
-
-@pytest.mark.requirement("A0.78", "R.53")
-def test_ninety_percent_of_the_original_is_not_smaller() -> None:
-    material = words(1_000, "material")
-    text = points(100)
-    for tokens, code in ((899, ""), (900, "not_smaller"), (1_000, "not_smaller")):
-        assert verdict(Summary(text[: 4 * tokens]), max_tokens=2_000, material=material)[1] == code
-    judged = judge(
-        Summary(text[:2_000]), material=material, prompt=PROMPTS["plain"], max_tokens=900, counter=CHARS4, original=500
-    )
-    assert judged == ("", "not_smaller")
-
-
-@pytest.mark.requirement("P6")
-def test_twenty_tokens_are_enough_and_half_too_much_is_let_through() -> None:
-    assert verdict(Summary(points(9)[: 4 * 19 - 1] + "."))[1] == "too_short"
-    assert verdict(Summary(points(9)[: 4 * 20 - 1] + "."))[1] == ""
-    assert verdict(Summary(points(100)[: 4 * 450]))[1] == ""
-    assert verdict(Summary(points(100)[: 4 * 452]))[1] == "too_long"
-
-
-@pytest.mark.requirement("A0.65", "A0.64")
-@pytest.mark.parametrize(("prompt", "least"), [("level_3", 3), ("level_2", 6), ("tool_result", 8), ("plain", 20)])
-def test_short_summaries_have_a_smaller_floor(prompt: str, least: int) -> None:
-    assert verdict(Summary(words(least - 1, "abc")), prompt=prompt)[1] == "too_short"
-    assert verdict(Summary(words(least, "abc")), prompt=prompt)[1] == ""
-
-
-@pytest.mark.requirement("A0.61")
-def test_no_notes_are_no_fault() -> None:
-    assert verdict(Summary("none"), prompt="notes") == ("", "nothing")
-
-
-def test_an_error_that_the_material_reports_may_be_its_summary() -> None:
-    said = (
-        "Error code: 429 was returned by the gateway for each of the four calls, with a wait of 30 seconds in between."
-    )
-    assert verdict(Summary(said), prompt="tool_result")[1] == "error_text"
-    assert verdict(Summary(said), prompt="tool_result", material=f"ERROR CODE: 429\n{MATERIAL}")[1] == ""
-    found = "The gateway returned error code 429 for each of the four calls, with a wait of 30 seconds in between them."
-    assert verdict(Summary(found), prompt="tool_result")[1] == ""
-
-
-def test_json_and_headings_end_as_the_same_text() -> None:
-    json_reply = (
-        '{"goal": "move the shop to the new server", "done": ["the database was copied and checked"], "decisions": '
-        '[{"decision": "keep port 5432", "why": "the firewall only lets that one through", "rejected": []}], '
-        '"next_step": "switch the DNS record of shop.example.org"}'
-    )
-    assert verdict(Summary(json_reply)) == verdict(Summary(GOOD)) == (GOOD, "")
-
-
-def test_an_answer_that_was_cut_off_loses_its_broken_end() -> None:
-    cut = f"The shop was moved to the new server and checked. {points(3)}It listens on port 54"
-    assert (
-        verdict(Summary(cut, finish_reason="length"), prompt="plain")[0]
-        == cut.removesuffix("It listens on port 54").strip()
-    )
-    assert verdict(Summary(cut), prompt="plain")[0] == cut
-
-
-def test_reasoning_is_left_out_however_it_is_nested() -> None:
-    assert without_reasoning("a<think>b<think>c</think>d</think>e") == "ae"
-    assert without_reasoning("a</think>b") == "b"
-    assert without_reasoning("a<think>b") == "a"
 
 
 @pytest.mark.requirement("S.27")

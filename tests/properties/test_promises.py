@@ -115,7 +115,7 @@ async def test_what_keeps_a_promise(promise: str, script: Script) -> None:
 
 
 @pytest.mark.timeout(tried(300, 7_200))
-@settings(RANDOM, max_examples=tried(20, 600))
+@settings(RANDOM, max_examples=tried(8, 600))
 @given(script=scripts())
 async def test_the_promises_hold_for_every_client(script: Script) -> None:
     await play(script, PROMISES)

@@ -12,13 +12,12 @@ from policies.ledger import Action, Decision, Edit, EditKind, Trend, WindowPress
 from policies.limits import TokenBudget, limits_for
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread, View
-from proxy.models.facts import ModelFacts, ModelRegistry, Probe, prices_of
-from proxy.models.limits import LearnedLimits, ModelLimits, ModelLimitsResolver
-from proxy.monitor import CacheUse, follow, hit_ratio, shown
-from proxy.planning.values import CUT, Plan, Recognized
+from proxy.models.facts import ModelFacts, prices_of
+from proxy.models.limits import ModelLimits
+from proxy.monitor import CacheUse, follow
+from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion
-from proxy.wire.chat import digest_of
 from proxy.wire.codec import parse_chat
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import COUNTER
@@ -54,22 +53,6 @@ def test_cached_tokens_are_read_in_every_spelling(
     found = usage_of(usage)
     assert found is not None
     assert (found.cached, found.written) == (cached, written)
-
-
-@pytest.mark.requirement("A4.14")
-@pytest.mark.parametrize(
-    ("usage", "ratio"),
-    [
-        (ReportedUsage(prompt=1000, cached=896), 0.896),
-        (ReportedUsage(prompt=1000, cached=0), 0.0),
-        (ReportedUsage(prompt=1000, cached=1200), 1.0),
-        (ReportedUsage(prompt=1000), None),
-        (ReportedUsage(prompt=0, cached=0), None),
-        (None, None),
-    ],
-)
-def test_the_hit_ratio_is_cached_over_prompt_tokens(usage: ReportedUsage | None, ratio: float | None) -> None:
-    assert hit_ratio(usage) == ratio
 
 
 @pytest.mark.requirement("A4.14")
@@ -157,24 +140,6 @@ class Talk:
         return follow(plan, recognized, request, billed, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
 
 
-@pytest.mark.requirement("A4.14")
-@pytest.mark.parametrize(("gap", "cold"), [(1.0, False), (300.0, False), (300.5, True), (86_400.0, True)])
-def test_a_request_is_cold_after_more_than_five_minutes(gap: float, cold: bool) -> None:
-    talk = Talk()
-    assert not talk.request([1, 2], after=0.0).cold
-    assert talk.request([1, 2, 3, 4], after=gap).cold is cold
-
-
-@pytest.mark.requirement("A4.14")
-def test_the_cost_report_uses_a_tenth_for_what_was_cached() -> None:
-    use = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, cached=8_000, completion=100))
-    assert use.cost == pytest.approx(2_000 * 3e-6 + 8_000 * 0.3e-6 + 100 * 15e-6)
-    assert use.cost_saved == 0
-    written = ReportedUsage(prompt=10_000, cached=8_000, written=1_500, completion=0)
-    assert Talk().request([1, 2], usage=written).cost == pytest.approx(500 * 3e-6 + 8_000 * 0.3e-6 + 1_500 * 3.75e-6)
-    assert Talk().request([1, 2]).cost is None
-
-
 @pytest.mark.requirement("A0.2", "A4.14")
 def test_what_was_saved_is_what_the_clients_array_would_have_cost_at_the_same_share_of_hits() -> None:
     use = Talk().request([1, 2], usage=ReportedUsage(prompt=10_000, cached=8_000, completion=100), saved=40_000)
@@ -197,124 +162,3 @@ def test_a_batch_that_makes_the_cache_forget_costs_more_than_it_saves_at_once() 
     unmanaged = 11_000 * (0.1 * 3e-6 + 0.9 * 0.3e-6)
     assert batch.cost_saved == pytest.approx(unmanaged - (batch.cost or 0))
     assert (batch.cost_saved or 0) < 0
-
-
-@pytest.mark.requirement("A4.15")
-def test_a_conversation_that_only_grows_changes_no_prefix() -> None:
-    talk = Talk()
-    uses = [talk.request(list(range(1, n))) for n in (3, 5, 7, 7, 9)]
-    assert [use.prefix_changed for use in uses] == ["none"] * 5
-    assert talk.request([1, 2, 3, 4], known=3).prefix_changed == "none", (
-        "the beginning of what was sent is not another one"
-    )
-
-
-@pytest.mark.requirement("A4.15")
-@pytest.mark.parametrize(
-    ("numbers", "options"),
-    [
-        ([9, 2, 3, 4, 5], {}),
-        ([1, 9, 3, 4, 5], {"known": 0}),
-        ([1, 2, 3, 9, 5], {"known": 2}),
-        ([1, 2, 9], {"known": 1}),
-        ([1, 2, 3, 4, 5], {"tools": (1, 2)}),
-        ([1, 2, 3, 4, 5], {"tools": ()}),
-    ],
-)
-def test_what_the_client_does_to_system_tools_or_sent_messages_is_the_clients(
-    numbers: list[int], options: dict[str, Any]
-) -> None:
-    talk = Talk()
-    talk.request([1, 2, 3, 4])
-    assert talk.request(numbers, **options).prefix_changed == "client"
-    assert talk.request(numbers, tools=options.get("tools", (1,))).prefix_changed == "none"
-
-
-@pytest.mark.requirement("A4.15")
-@pytest.mark.parametrize(
-    ("options", "changed"),
-    [
-        ({"removed": (3,)}, "proxy"),
-        ({"removed": (4,)}, "none"),
-        ({"removed": (3,), "observed": True}, "none"),
-        ({"removed": (3,), "tools": (7,)}, "proxy"),
-        ({"pruned": ("a",), "rows": "prune_tools"}, "proxy"),
-        ({"pruned": ("a",)}, "client"),
-        ({"rows": CUT}, "proxy"),
-        ({"rows": "evict"}, "none"),
-    ],
-)
-def test_a_batch_is_the_proxys_where_it_reaches_what_was_sent(options: dict[str, Any], changed: str) -> None:
-    talk = Talk()
-    talk.request([1, 2, 3, 4])
-    if "rows" in options:
-        digest = digest_of(message(4, 5))
-        row = EvictionRow(
-            digest=digest,
-            occurrence=0,
-            kind=options["rows"],
-            layer="x",
-            policy="p",
-            tokens_before=9,
-            tokens_after=1,
-            tokens_remaining=9,
-        )
-        options = options | {"rows": (row,)}
-    assert talk.request([1, 2, 3, 4, 5], **options).prefix_changed == changed
-
-
-@pytest.mark.requirement("A4.15")
-def test_a_first_request_has_no_prefix_that_could_change() -> None:
-    assert Talk().request([1, 2, 3, 4], removed=(1, 2), known=0).prefix_changed == "none"
-
-
-@pytest.mark.requirement("A4.15")
-def test_a_batch_on_a_request_that_failed_is_told_with_the_one_that_gets_through() -> None:
-    talk = Talk()
-    talk.request([1, 2, 3, 4])
-    assert talk.request([1, 2, 3, 4, 5], removed=(2,), ok=False).prefix_changed == "proxy"
-    assert talk.request([1, 2, 3, 4, 5]).prefix_changed == "proxy"
-    assert talk.request([1, 2, 3, 4, 5]).prefix_changed == "none"
-
-
-@pytest.mark.requirement("A4.15")
-def test_the_detail_of_a_row_says_only_what_there_is_to_say() -> None:
-    assert CacheUse().facts() == {}
-    assert shown({})["prefix_changed"] == "none"
-    use = CacheUse(hit_ratio=0.123456, cold=True, prefix_changed="proxy", cost=0.01, cost_saved=-0.001)
-    said = {"hit_ratio": 0.1235, "cold": True, "prefix_changed": "proxy", "cost": 0.01, "cost_saved": -0.001}
-    assert use.facts() == shown(use.facts()) == said
-
-
-def windows() -> ModelLimitsResolver:
-    async def fetch(*asked: object) -> tuple[int, bytes]:
-        raise AssertionError(asked)
-
-    return ModelLimitsResolver(ModelRegistry(), LearnedLimits(()), Probe(), fetch)
-
-
-@pytest.mark.requirement("A0.16")
-@pytest.mark.parametrize(("reported", "drifts"), [(1150, False), (1151, True), (851, False), (849, True)])
-def test_more_than_fifteen_percent_is_a_drift(reported: int, drifts: bool) -> None:
-    learning = windows()
-    learning.calibrate("s", estimated=1000, reported=reported)
-    found = learning.take_drift("s")
-    assert (found is not None) is drifts
-    if found is not None:
-        assert (found.predicted, found.reported) == (1000, reported)
-        assert found.ratio == reported / 1000
-
-
-@pytest.mark.requirement("A0.16")
-def test_a_drift_is_told_once_until_the_estimate_was_right_again() -> None:
-    learning = windows()
-    told = []
-    for reported in (1000, 1000, 1000, 1300, 1300, 1300, 1300, 1300, 900, 1300, 900):
-        learning.calibrate("s", estimated=1000, reported=reported)
-        told.append(learning.take_drift("s"))
-    assert [found.reported if found else None for found in told] == [
-        *(None, None, None, 1300, None, None, None, None, 900, None, 900),
-    ]
-    assert told[8] is not None
-    assert told[8].predicted == 1300
-    assert learning.take_drift("another") is None

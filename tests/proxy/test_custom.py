@@ -1,8 +1,6 @@
 """An operator's function: what it is given, what is taken from it, and what it cannot do to the proxy."""
 
 import asyncio
-import json
-import logging
 import os
 import signal
 import sys
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
-from proxy.custom import CustomFunctions, check_custom
+from proxy.custom import CustomFunctions
 
 pytestmark = pytest.mark.slow
 
@@ -180,81 +178,6 @@ async def until_ended(*pids: int) -> None:
 
 
 @pytest.mark.requirement("A1.11")
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [
-        ("everything", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
-        ("newest", (Kept(0), Kept(2), Kept(3), Kept(4))),
-        ("shorten", (Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4))),
-        ("nothing", ()),
-        ("prints", (Kept(0), Kept(1), Kept(2), Kept(3), Kept(4))),
-    ],
-)
-async def test_what_comes_back_is_found_among_what_was_given(
-    functions: CustomFunctions, name: str, kept: tuple[Kept, ...]
-) -> None:
-    assert await trim(functions, name) == Trimmed(kept)
-
-
-@pytest.mark.requirement("A1.11")
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("turned", "not at that place"),
-        ("twice", "not at that place"),
-        ("invented", "was not given"),
-        ("renamed", "more changed than its content"),
-        ("retyped", "no string"),
-        ("emptied", "no string"),
-        ("forged", "was not given"),
-        ("text", "no list"),
-        ("numbers", "was not given"),
-        ("silent", "no list"),
-    ],
-)
-async def test_what_no_upstream_would_take_is_rejected_and_logged(
-    functions: CustomFunctions, name: str, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="weir.custom"):
-        assert await trim(functions, name) == Failed("rejected")
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "weir.custom"]
-    assert f"operators_trims:{name}" in line
-    assert why in line
-
-
-@pytest.mark.requirement("A1.11")
-async def test_the_function_gets_copies_with_what_weir_knows_and_a_budget(
-    functions: CustomFunctions, module: Path
-) -> None:
-    before = json.dumps(TALK)
-    asked = effect("says")
-    texts = (None, None, None, "[evicted]", None)
-    given = Trim(asked.path, asked.indices, 50, 5.0, texts=texts, tokens=asked.tokens, protected=asked.protected)
-    assert isinstance(await functions.trim(given, TALK), Trimmed)
-    said = json.loads((module / "said").read_text())
-    assert said["budget"] == {"max_tokens": 50, "tokens": 25, "messages": 5}
-    assert said["messages"][3] == {
-        **TALK[3],
-        "content": "[evicted]",
-        "weir": {"index": 3, "tokens": 5, "protected": False},
-    }
-    assert [m["weir"]["protected"] for m in said["messages"]] == [True, True, False, False, True]
-    assert json.dumps(TALK) == before
-
-
-@pytest.mark.requirement("A1.11")
-async def test_an_exception_is_logged_by_its_place_and_never_by_its_text(
-    functions: CustomFunctions, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="weir.custom"):
-        assert await trim(functions, "raises") == Failed("failed")
-    assert "ValueError at operators_trims.py:" in caplog.text
-    assert "secret" not in caplog.text
-    assert await trim(functions, "not_json") == Failed("failed")
-    assert await trim(functions, "leaves") == Failed("failed")
-
-
-@pytest.mark.requirement("A1.11")
 @pytest.mark.parametrize("name", ["loops", "sleeps"])
 async def test_a_function_that_hangs_is_ended_in_time_with_all_that_it_started(
     functions: CustomFunctions, name: str, module: Path
@@ -316,13 +239,6 @@ async def test_a_cancelled_question_does_not_leave_its_answer_for_the_next(funct
     assert await trim(functions, "shorten") == Trimmed((Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4)))
 
 
-async def test_messages_of_megabytes_go_through(functions: CustomFunctions) -> None:
-    large = [*TALK[:3], {**TALK[3], "content": "ä🙂" * 1_000_000}, TALK[4]]
-    assert await functions.trim(effect("shorten"), large) == Trimmed(
-        (Kept(0), Kept(1), Kept(2), Kept(3, "ä🙂ä🙂ä"), Kept(4))
-    )
-
-
 async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:
     program = (
         "import asyncio, sys\n"
@@ -343,50 +259,3 @@ async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:
     await parent.wait()
     await until_ended(worker)
     os.kill(child, signal.SIGKILL)  # what a function starts itself is its own once the whole Weir was killed
-
-
-@pytest.mark.requirement("A1.11")
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("operators_trims:everything", None),
-        ("json:dumps", "json:dumps: it does not take two arguments (messages, budget)"),
-        ("operators_trims", "operators_trims: should be module:function"),
-        ("operators_trims:", "operators_trims:: should be module:function"),
-        (
-            "no_such_module_here:f",
-            "no_such_module_here:f: it cannot be imported: ModuleNotFoundError: No module named 'no_such_module_here'",
-        ),
-        (
-            "operators_trims:missing",
-            (
-                "operators_trims:missing: it cannot be imported: AttributeError: "
-                "module 'operators_trims' has no attribute 'missing'"
-            ),
-        ),
-        ("operators_trims:number", "operators_trims:number: a plain function is needed"),
-        (
-            "operators_trims:one",
-            "operators_trims:one: it does not take two arguments (messages, budget)",
-        ),
-        (
-            "operators_broken:f",
-            "operators_broken:f: it cannot be imported: RuntimeError: not today",
-        ),
-        ("operators_leaving:f", "operators_leaving:f: importing its module ended the process with status 4"),
-        ("operators_waiting:f", "operators_waiting:f: its module is not imported within 1 seconds"),
-    ],
-)
-def test_an_import_path_is_checked_before_anything_is_served(path: str, problem: str | None) -> None:
-    assert check_custom(path, patience=1.0 if "waiting" in path else 10.0) == problem
-    if "waiting" not in path and problem is None:
-        assert "operators_trims" not in sys.modules
-
-
-def test_a_coroutine_function_is_no_function_to_use() -> None:
-    assert "a plain function" in str(check_custom("operators_trims:later"))
-
-
-async def test_a_path_that_leads_nowhere_fails_and_is_not_tried_at_every_request(functions: CustomFunctions) -> None:
-    assert await trim(functions, "missing") == Failed("crashed")
-    assert await trim(functions, "missing") == Failed("failed")

@@ -1,9 +1,7 @@
-import math
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
@@ -33,73 +31,6 @@ def files(path: Path) -> bytes:
     return b"".join(p.read_bytes() for p in sorted(path.parent.glob(f"{path.name}*")))
 
 
-@pytest.mark.requirement("A0.26")
-async def test_an_evicted_original_comes_back_by_ref_with_the_same_sha(store: Store) -> None:
-    given = change()
-    await store.commit(given)
-    for gone in given.originals:
-        found = await store.original("tenant-a", gone.ref)
-        assert found == gone
-        assert sha(found.body) == sha(gone.body)
-    assert await store.original("tenant-a", "000000000000") is None
-
-
-@pytest.mark.requirement("A0.26")
-async def test_what_a_cut_covers_comes_back_in_order(store: Store) -> None:
-    given = change(count=700)
-    order = tuple(reversed([o.ref for o in given.originals]))
-    await store.commit(msgspec.structs.replace(given, covered=(*order, "unknown")))
-    assert given.cut is not None
-    found = await store.covered("tenant-a", given.cut.ref)
-    assert [o.ref for o in found] == list(order)
-    assert await store.covered("tenant-a", "unknown") == []
-
-
-async def test_archiving_the_same_message_again_changes_nothing(store: Store) -> None:
-    await store.commit(change(0, of="x"))
-    other = msgspec.structs.replace(original(0, of="x"), body=b"something else", text="something else")
-    await store.commit(msgspec.structs.replace(change(1, of="y"), originals=(other,)))
-    assert await store.original("tenant-a", other.ref) == original(0, of="x")
-    assert len(await store.search("tenant-a", "output 0")) == 1
-
-
-@pytest.mark.requirement("A0.26", "A4.25")
-async def test_removed_text_is_found_by_its_words(store: Store) -> None:
-    texts = ["the invoice of Zoë is in src/billing/pay.py", "nothing here", "ERROR 42: cannot open pay.py", ""]
-    gone = tuple(original(n, text=text) for n, text in enumerate(texts))
-    await store.commit(msgspec.structs.replace(change(), originals=gone))
-
-    async def found(query: str) -> list[str]:
-        return [o.text for o in await store.search("tenant-a", query)]
-
-    assert await found("invoice zoe") == [texts[0]]
-    assert await found("src/billing/pay.py") == [texts[0]]
-    assert set(await found("pay.py")) == {texts[0], texts[2]}
-    assert (await found("what was the error 42 about?"))[0] == texts[2]
-    assert await found("unheard-of") == []
-
-
-@pytest.mark.requirement("A4.25")
-@pytest.mark.parametrize(
-    ("count", "cosine", "found"),
-    [(40, 0.3, True), (40, 0.1, False), (8, 0.3, False), (8, 0.5, True)],
-    ids=["one stands out", "none does", "too few to tell", "plainly alike"],
-)
-async def test_alike_is_what_stands_out_from_all_others_too(
-    store: Store, count: int, cosine: float, *, found: bool
-) -> None:
-    given = change(count=count)
-    await store.commit(given)
-    draws = Random(7)
-    cosines = dict(zip([o.ref for o in given.originals], [draws.gauss(0.05, 0.05) for _ in range(count)], strict=True))
-    cosines |= {(best := given.originals[3].ref): cosine}
-    of_each = {ref: [each, math.sqrt(1 - each * each)] for ref, each in cosines.items()}
-    await store.add_vectors(given.tenant, "meaning-1", of_each)
-    near = await store.nearest(given.tenant, given.conversation, "meaning-1", [1.0, 0.0], limit=8)
-    assert [each.ref for each, _ in near] == ([best] if found else [])
-    assert await store.nearest(given.tenant, given.conversation, "another", [1.0, 0.0], limit=8) == []
-
-
 @pytest.mark.parametrize(
     "query",
     ['"', "'", "*", "a OR", "NEAR(", "text:", "-x", "^", "(", "\0", "   ", "", '"""" AND', "a" * 5000, "{x}: y"],
@@ -107,20 +38,6 @@ async def test_alike_is_what_stands_out_from_all_others_too(
 async def test_nothing_in_a_search_is_an_operator(store: Store, query: str) -> None:
     await store.commit(change())
     assert isinstance(await store.search("tenant-a", query), list)
-
-
-async def test_a_search_sees_what_was_committed_just_before_and_no_more_than_its_limit(store: Store) -> None:
-    for step in range(3):
-        await store.commit(change(step, count=40))
-        assert len(await store.search("tenant-a", "output tool", limit=1000)) == 40 * (step + 1)
-    await store.record([exchange(1)])
-    assert len(await store.search("tenant-a", "output tool")) == 20
-
-
-async def test_more_short_messages_are_found_than_are_indexed_in_one_step(store: Store) -> None:
-    gone = tuple(msgspec.structs.replace(original(n, text=f"word{n}"), body=b'"word%d"' % n) for n in range(900))
-    await store.commit(msgspec.structs.replace(change(), originals=gone))
-    assert [each.text for each in await store.search("tenant-a", "word899")] == ["word899"]
 
 
 @pytest.mark.requirement("R.67")
@@ -189,18 +106,6 @@ async def test_what_is_deleted_goes_from_the_frame_that_others_are_in(store: Sto
 
 
 WORDS = ("bassoon", "celesta", "dulcimer")
-
-
-@pytest.mark.requirement("A4.25")
-async def test_a_rare_word_finds_what_was_removed_before_hundreds_of_others(store: Store) -> None:
-    texts = ["the invoice of the Zürich office is RMA-77213", *(f"the log of the office, page {n}" for n in range(900))]
-    gone = tuple(original(n, text=text) for n, text in enumerate(texts))
-    await store.commit(msgspec.structs.replace(change(), originals=gone))
-    for query in ("what was the number of the zurich invoice", "office RMA-77213 unheard-of"):
-        assert (await store.search("tenant-a", query, limit=5))[0].text == texts[0]
-    twice = msgspec.structs.replace(original(950), text="page 7 and again page 7: the log", body=b'{"role": "tool"}')
-    await store.commit(msgspec.structs.replace(change(1), originals=(twice,)))
-    assert [each.text for each in await store.search("tenant-a", "log page 7")][:2] == [twice.text, texts[8]]
 
 
 @pytest.mark.requirement("R.67")

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from policies.messages import Message
-from proxy.store import Store, inspections
+from proxy.store import Store
 from proxy.store.records import ConversationRow, Inspection
-from proxy.wire.raw import split_array
 from tests.proxy.store_rows import digest, exchange, url
 from tests.proxy.test_store_archive import raw
 
@@ -47,42 +46,6 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 async def only(store: Store) -> ConversationRow:
     [row] = await store.conversations(None)
     return row
-
-
-@pytest.mark.requirement("A0.148", "P9")
-async def test_what_the_newest_requests_said_is_kept_in_few_bundles(store: Store, tmp_path: Path) -> None:
-    for number in range(1, STEPS + 1):
-        await step(store, number, known=0 if number == 30 else None)
-    row = await only(store)
-    for number in range(1, STEPS + 1):
-        _, kept = await store.inspection(row, exchange(number).id)
-        if number <= STEPS - KEPT:
-            assert kept is None
-            continue
-        assert kept is not None
-        assert kept.bodies == {each.ref: said for each, said in map(message, range(2 * number))}
-    bundles = raw(tmp_path / "w.db", "SELECT refs FROM inspected_parts")
-    assert len(bundles) <= 10
-    refs = " ".join(str(refs) for (refs,) in bundles).split()
-    assert sorted(refs) == sorted(message(n)[0].ref for n in range(2 * STEPS))
-
-
-@pytest.mark.requirement("A0.148", "S.26")
-async def test_what_a_huge_request_said_is_packed_a_part_at_a_time(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspections, "LARGE", 4_000)
-    said = dict(map(message, range(60)))
-    slices = split_array(b"[" + b",".join(said.values()) + b"]")
-    assert slices is not None
-    whole = Inspection(keep=KEPT, content=True, messages=list(said), pieces=None, raws=slices, first=0)
-    await store.record([msgspec.structs.replace(exchange(1), inspection=whole)])
-    _, kept = await store.inspection(await only(store), exchange(1).id)
-    assert kept is not None
-    assert kept.bodies == {each.ref: body for each, body in said.items()}
-    sizes = [len(str(refs).split()) for (refs,) in raw(tmp_path / "w.db", "SELECT refs FROM inspected_parts")]
-    assert sum(sizes) == len(said)
-    assert max(sizes) <= 1 + 4_000 // min(map(len, said.values()))
 
 
 @pytest.mark.requirement("A0.148", "R.67")

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -28,7 +27,6 @@ from proxy.effects.summarizer import (
 from proxy.errors import UpstreamUnreachable
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable, SummaryRow
-from proxy.wire.codec import REASONING_ROOM
 
 TERMS = SummarizerTerms(tenant="a", upstream="up", model="small")
 NOTES = "The service was moved to port 8400 and the tests pass; next is the release."
@@ -36,12 +34,6 @@ QUESTION = Summarize("You take notes.", "material\n\nTake notes.", 200, "structu
 UNKEYED = replace(QUESTION, key="")
 SCHEMA = replace(QUESTION, schema={"type": "object"})
 NO_SCHEMA = {"error": {"message": "response_format is not supported", "code": None, "param": "response_format"}}
-TOO_LONG = {
-    "error": {
-        "message": "This model's maximum context length is 2048 tokens. However, your messages resulted in 4030 tokens.",
-        "code": "context_length_exceeded",
-    }
-}
 
 
 def answer(text: str = NOTES, **more: Any) -> bytes:
@@ -99,105 +91,7 @@ def said(told: SummaryResult) -> str:
 # What is asked once
 
 
-@pytest.mark.requirement("R.51", "S.28", "P13")
-async def test_fifty_requests_that_wait_for_the_same_question_make_one_call() -> None:
-    model = Model(gate=asyncio.Event())
-    async with summarizing() as summarizer:
-        waiting = [asyncio.create_task(summarizer.ask(UNKEYED, terms=TERMS, send=model)) for _ in range(50)]
-        await model.entered.wait()
-        assert model.gate is not None
-        model.gate.set()
-        told = await asyncio.gather(*waiting)
-    assert len(model.bodies) == 1
-    assert {said(each) for each in told} == {NOTES}
-    assert sorted(each.source for each in told) == ["asked"] + ["shared"] * 49
-    assert [each.usage.prompt for each in told if each.usage is not None] == [100]
-
-
-@pytest.mark.requirement("R.59", "S.4")
-async def test_two_tenants_share_neither_a_call_nor_an_answer(tmp_path: Path) -> None:
-    first, second = Model(((200, answer("the notes of tenant a, which are nobody else's")),)), Model()
-    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path}/w.db")
-    async with summarizing(store=store) as summarizer:
-        told = await asyncio.gather(
-            summarizer.ask(QUESTION, terms=TERMS, send=first),
-            summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, tenant="b"), send=second),
-        )
-        again = await summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, tenant="c"), send=second)
-    await store.close()
-    assert [len(first.bodies), len(second.bodies)] == [1, 2]
-    assert said(told[0]) != said(told[1]) == said(again) == NOTES
-    assert [each.source for each in (*told, again)] == ["asked"] * 3
-
-
-@pytest.mark.requirement("R.51", "P13")
-async def test_a_caller_that_leaves_does_not_stop_a_call_that_others_wait_for() -> None:
-    model = Model(gate=asyncio.Event())
-    async with summarizing() as summarizer:
-        leaves, stays = (asyncio.create_task(summarizer.ask(UNKEYED, terms=TERMS, send=model)) for _ in range(2))
-        await model.entered.wait()
-        await asyncio.sleep(0)
-        leaves.cancel()
-        assert model.gate is not None
-        model.gate.set()
-        assert said(await stays) == NOTES
-        assert leaves.cancelled()
-    assert len(model.bodies) == 1
-
-
-@pytest.mark.requirement("P13", "A0.64")
-async def test_a_call_that_nobody_waits_for_any_more_comes_to_its_end_and_is_kept() -> None:
-    model = Model(gate=asyncio.Event())
-    async with summarizing() as summarizer:
-        leaves = asyncio.create_task(summarizer.ask(QUESTION, terms=TERMS, send=model))
-        await model.entered.wait()
-        leaves.cancel()
-        await asyncio.gather(leaves, return_exceptions=True)
-        assert model.gate is not None
-        model.gate.set()
-        told = await summarizer.ask(QUESTION, terms=TERMS, send=model)
-        assert (said(told), told.source) == (NOTES, "shared")
-        assert (await summarizer.ask(QUESTION, terms=TERMS, send=model)).source == "kept"
-    assert len(model.bodies) == 1
-
-
 # What is kept
-
-
-@pytest.mark.requirement("A0.64", "P2")
-async def test_the_same_question_twenty_times_is_one_call_and_one_more_process_makes_none(tmp_path: Path) -> None:
-    url, model = f"sqlite+aiosqlite:///{tmp_path}/w.db", Model()
-    for expected in ("asked", "kept"):
-        store = await Store.open(url)
-        async with summarizing(store=store) as summarizer:
-            told = [await summarizer.ask(QUESTION, terms=TERMS, send=model) for _ in range(20)]
-        await store.close()
-        assert [each.source for each in told] == [expected] + ["kept"] * 19
-        assert {said(each) for each in told} == {NOTES}
-        assert {each.reply.finish_reason for each in told if isinstance(each.reply, Summary)} == {"stop"}
-    assert len(model.bodies) == 1
-
-
-@pytest.mark.requirement("A0.64")
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(QUESTION, key="history-2"),
-        replace(QUESTION, prompt="other material\n\nTake notes."),
-        replace(QUESTION, purpose="structured-3"),
-        replace(QUESTION, system="You write a handover."),
-        UNKEYED,
-    ],
-)
-async def test_another_question_is_asked_anew(other: Summarize) -> None:
-    model = Model()
-    async with summarizing() as summarizer:
-        await summarizer.ask(QUESTION, terms=TERMS, send=model)
-        assert (await summarizer.ask(other, terms=TERMS, send=model)).source == "asked"
-        assert (
-            await summarizer.ask(QUESTION, terms=msgspec.structs.replace(TERMS, model="other"), send=model)
-        ).source == "asked"
-    assert len(model.bodies) == 3
 
 
 @pytest.mark.requirement("R.52")
@@ -276,32 +170,6 @@ async def test_kept_answers_are_bounded_in_number_and_in_characters_and_can_be_f
 # What is left alone
 
 
-@pytest.mark.requirement("R.50", "P13")
-async def test_after_three_failures_a_model_rests_and_one_call_at_a_time_tries_it_again() -> None:
-    clock, model = Clock(), Model(((500, b"{}"),))
-    async with summarizing(clock=clock) as summarizer:
-
-        async def ask() -> str:
-            return said(await summarizer.ask(UNKEYED, terms=TERMS, send=model))
-
-        assert [await ask() for _ in range(BACK_OFF_AFTER + 1)] == ["! status_500"] * 3 + ["! backing_off"]
-        clock.at += BACK_OFF_FIRST - 1
-        assert await ask() == "! backing_off"
-        clock.at += 1
-        model.gate = asyncio.Event()
-        model.entered.clear()
-        trial = asyncio.create_task(ask())
-        await model.entered.wait()
-        assert said(await summarizer.ask(QUESTION, terms=TERMS, send=model)) == "! backing_off"
-        model.gate.set()
-        assert await trial == "! status_500"
-        clock.at += 2 * BACK_OFF_FIRST - 1
-        assert await ask() == "! backing_off"
-        clock.at += 1
-        model.answers = ((200, answer()),)
-        assert [await ask() for _ in range(3)] == [NOTES] * 3
-
-
 @pytest.mark.requirement("R.50", "R.59")
 async def test_a_failing_key_of_one_tenant_stops_no_other_tenant_and_no_other_model() -> None:
     failing, working = Model(((401, b"{}"),)), Model()
@@ -333,25 +201,6 @@ async def test_calls_that_fail_together_count_as_one_outage_and_only_so_many_are
         clock.at += BACK_OFF_FIRST
         model.answers = ((200, answer()),)
         assert said(await summarizer.ask(UNKEYED, terms=TERMS, send=model)) == NOTES
-
-
-@pytest.mark.requirement("R.51")
-async def test_a_slow_model_is_waited_for_as_long_as_the_policy_says() -> None:
-    model = Model(gate=asyncio.Event())
-    async with summarizing() as summarizer:
-        told = await summarizer.ask(UNKEYED, terms=msgspec.structs.replace(TERMS, seconds=0.05), send=model)
-    assert said(told) == "! timeout"
-    assert 0.05 <= told.seconds < 10, "as long as where nothing is said would be twice that"
-
-
-@pytest.mark.requirement("R.54")
-async def test_a_prompt_that_the_model_cannot_hold_says_so_teaches_its_window_and_is_no_outage() -> None:
-    model = Model(((400, json.dumps(TOO_LONG).encode()),))
-    async with summarizing() as summarizer:
-        told = [said(await summarizer.ask(SCHEMA, terms=TERMS, send=model)) for _ in range(BACK_OFF_AFTER + 1)]
-        assert told == ["! context_length_exceeded"] * 4
-        assert summarizer.input_limit(tenant="a", upstream="up", model="small") == 2048
-        assert summarizer.input_limit(tenant="b", upstream="up", model="small") is None
 
 
 # What it is asked for
@@ -411,21 +260,6 @@ async def test_a_model_that_fills_in_the_schema_or_declines_is_asked_by_it_again
     assert len(model.bodies) == 2
 
 
-@pytest.mark.requirement("P13")
-async def test_a_reasoning_model_is_asked_in_the_form_that_it_takes_from_then_on() -> None:
-    refusal = {"error": {"message": "no", "param": "max_tokens", "code": "unsupported_parameter"}}
-    model = Model(((400, json.dumps(refusal).encode()), (200, answer())))
-    async with summarizing() as summarizer:
-        told = [await summarizer.ask(UNKEYED, terms=TERMS, send=model) for _ in range(2)]
-    assert [said(each) for each in told] == [NOTES] * 2
-    first, *rest = model.bodies
-    assert (first["max_tokens"], first["temperature"]) == (200, 0)
-    assert len(rest) == 2
-    for body in rest:
-        assert body["max_completion_tokens"] == 200 + REASONING_ROOM
-        assert not {"max_tokens", "temperature"} & body.keys()
-
-
 @pytest.mark.requirement("S.23", "P13")
 async def test_a_question_of_its_own_has_no_tools_and_no_stream() -> None:
     model = Model()
@@ -438,31 +272,3 @@ async def test_a_question_of_its_own_has_no_tools_and_no_stream() -> None:
 
 
 # The end
-
-
-@pytest.mark.requirement("R.74")
-async def test_a_shutdown_ends_the_calls_under_way_and_tells_who_waits(tmp_path: Path) -> None:
-    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path}/w.db")
-    summarizer, model = Summarizer(store=store), Model(gate=asyncio.Event())
-    waiting = [asyncio.create_task(summarizer.ask(QUESTION, terms=TERMS, send=model)) for _ in range(3)]
-    await model.entered.wait()
-    await summarizer.close()
-    assert [said(each) for each in await asyncio.gather(*waiting)] == ["! shutting_down"] * 3
-    assert said(await summarizer.ask(QUESTION, terms=TERMS, send=model)) == "! shutting_down"
-    assert len(model.bodies) == 1
-    await store.close()
-
-
-@pytest.mark.requirement("R.74", "A0.64")
-async def test_an_answer_that_came_before_a_shutdown_is_stored_whole(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path}/w.db"
-    store = await Store.open(url)
-    summarizer = Summarizer(store=store, now=lambda: 5.0)
-    await summarizer.ask(QUESTION, terms=TERMS, send=Model())
-    await summarizer.close()
-    await store.close()
-    store = await Store.open(url)
-    async with summarizing(store=store) as again:
-        told = await again.ask(QUESTION, terms=TERMS, send=Model(((500, b"{}"),)))
-    await store.close()
-    assert (said(told), told.source) == (NOTES, "kept")

@@ -12,11 +12,9 @@ from typing import Self
 import pytest
 import tiktoken
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import proxy.wire.counting
-from policies.tokens import CHARS2_5, CHARS4
+from policies.tokens import CHARS2_5
 from proxy.wire.counting import (
     Tokenizer,
     Vocabulary,
@@ -25,7 +23,6 @@ from proxy.wire.counting import (
     pieces,
     vocabulary_directories,
 )
-from tests.profile import each_once, tried
 
 ENCODINGS = ("o200k_base", "cl100k_base")
 FILES = {
@@ -123,32 +120,9 @@ def test_the_encoding_follows_the_model(model: str, encoding: str, tokenizer: To
     assert tokenizer.counter(model).name == encoding
 
 
-@pytest.mark.requirement("D10", "A0.79")
-def test_a_configured_name_selects_the_estimator(tokenizer: Tokenizer) -> None:
-    text = "one two three four five six"
-    counts = {name: tokenizer.counter(name).count(text) for name in (*ENCODINGS, "chars4", "chars2.5")}
-    assert counts == {"o200k_base": 6, "cl100k_base": 6, "chars4": CHARS4.count(text), "chars2.5": CHARS2_5.count(text)}
-    assert tokenizer.counter("chars2.5").count("x" * 333_333) == 133_333
-    assert tokenizer.counter("o200k_base").is_exact
-    assert not tokenizer.counter("chars4").is_exact
-
-
 @pytest.mark.requirement("R.23")
 @pytest.mark.parametrize("text", SAMPLES)
 def test_counts_are_those_of_tiktoken(tokenizer: Tokenizer, reference: tiktoken.Encoding, text: str) -> None:
-    assert tokenizer.counter(reference.name).count(text) == len(reference.encode(text, disallowed_special=()))
-
-
-@settings(max_examples=tried(25, 200), deadline=None)
-@given(text=st.text(st.characters(codec=None)))
-def test_no_text_breaks_the_count(tokenizer: Tokenizer, text: str) -> None:
-    count = tokenizer.counter("gpt-4o").count(text)
-    assert 0 <= count <= len(text.encode("utf-8", "surrogatepass"))
-    assert bool(count) == bool(text)
-
-
-def test_lone_surrogates_are_counted(tokenizer: Tokenizer, reference: tiktoken.Encoding) -> None:
-    text = "broken \ud83d here \udc00" * 20
     assert tokenizer.counter(reference.name).count(text) == len(reference.encode(text, disallowed_special=()))
 
 
@@ -162,28 +136,6 @@ def test_the_pieces_of_a_long_text_count_exactly_what_the_whole_does(
         assert len(parts) > 4
         assert "".join(parts) == text
         assert tokenizer.counter(reference.name).count(text) == len(reference.encode_ordinary(text))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.text(min_size=1, max_size=30), st.integers(49_990, 250_000))
-def test_pieces_are_short_and_lose_nothing(text: str, length: int) -> None:
-    whole = (text * (length // len(text) + 1))[:length]
-    parts = list(pieces(whole))
-    assert "".join(parts) == whole
-    assert max(map(len, parts)) <= 50_000
-    assert all(parts)
-
-
-@each_once
-@pytest.mark.requirement("R.22")
-@pytest.mark.parametrize("run", [" ", "a", "的", "\ud800"])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-async def test_a_million_of_anything_is_counted(tokenizer: Tokenizer, encoding: str, run: str) -> None:
-    counter = tokenizer.counter(encoding)
-    await counter.load()
-    text = (run * 1_000_000)[:1_000_000]
-    (count,) = await counter.count_many([text])
-    assert 100 < count <= len(text.encode("utf-8", "surrogatepass"))
 
 
 @pytest.mark.requirement("R.22")
@@ -222,24 +174,6 @@ async def test_however_much_is_counted_at_once_two_threads_do_it() -> None:
     tokenizer.close()
 
 
-async def test_many_texts_count_as_each_one_does(tokenizer: Tokenizer) -> None:
-    texts = [f"message {i}: " + "word " * (i * 37 % 500) for i in range(200)] + ["x y " * 60_000, ""]
-    for name in ("gpt-4o", "gpt-4", "chars4"):
-        counter = tokenizer.counter(name)
-        assert await counter.count_many(texts) == [counter.count(text) for text in texts]
-        assert await counter.count_many([]) == []
-
-
-async def test_little_text_is_counted_without_a_thread() -> None:
-    tokenizer = Tokenizer()
-    counter = tokenizer.counter("gpt-4o")
-    counter.count("loads the vocabulary here")
-    before = set(threading.enumerate())
-    assert await counter.count_many(["word " * 800, "a", ""]) == [801, 1, 0]
-    assert set(threading.enumerate()) <= before
-    tokenizer.close()
-
-
 @pytest.mark.usefixtures("read_anew")
 async def test_the_first_count_loads_off_the_event_loop_however_short_it_is() -> None:
     tokenizer = Tokenizer()
@@ -250,20 +184,6 @@ async def test_the_first_count_loads_off_the_event_loop_however_short_it_is() ->
     ready.append(counter.is_ready)
     assert ready == [False, True]
     assert set(threading.enumerate()) - before
-    tokenizer.close()
-
-
-@pytest.mark.usefixtures("read_anew")
-def test_threads_that_count_at_the_same_time_share_one_vocabulary() -> None:
-    tokenizer = Tokenizer()
-    counter = tokenizer.counter("gpt-4o")
-    counts: list[int] = []
-    threads = [threading.Thread(target=lambda: counts.append(counter.count("hello world"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [2] * 8
     tokenizer.close()
 
 
@@ -298,15 +218,6 @@ def test_a_damaged_vocabulary_is_not_used(tmp_path: Path, damage: bytes) -> None
     assert backed.counter("gpt-4o").count("hello world") == 2
     alone.close()
     backed.close()
-
-
-def test_the_users_own_cache_is_looked_at_first(tmp_path: Path) -> None:
-    (tmp_path / FILES["cl100k_base"]).write_bytes(shipped("cl100k_base"))
-    assert vocabulary_directories(tmp_path)[0] == tmp_path
-    tokenizer = without_shipped(tmp_path)
-    assert tokenizer.counter("gpt-4").count("hello world") == 2
-    assert tokenizer.counter("gpt-4").reason is None
-    tokenizer.close()
 
 
 def test_counting_imports_no_litellm_and_leaves_the_environment_alone() -> None:

@@ -17,6 +17,7 @@ from proxy.wire.codec import CHAT, ClientRequest, Codec, parse_chat
 from proxy.wire.counting import Tokenizer
 from proxy.wire.responses import RESPONSES
 from proxy.wire.transcripts import Transcripts
+from tests.profile import tried
 
 COUNTER = Tokenizer().counter("chars4")
 
@@ -77,7 +78,7 @@ async def test_a_history_is_read_while_others_push_out_what_is_known_of_it(monke
 
 
 @pytest.mark.requirement("P8")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(20, 60), deadline=None)
 @given(
     st.lists(message, max_size=14), st.lists(st.tuples(st.integers(0, 14), st.lists(message, max_size=4)), max_size=6)
 )
@@ -124,7 +125,7 @@ ENDS = (
 
 @pytest.mark.requirement("P8")
 @pytest.mark.parametrize("codec", [CHAT, RESPONSES, MESSAGES], ids=lambda codec: codec.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tried(20, 40), deadline=None)
 @given(
     st.sampled_from([b'"model":"m",', b'"odd":[{"%b":[1]}],', b'"%b":[3],', b"", b'"model":5,']),
     st.lists(st.tuples(st.integers(0, 6), st.sampled_from(ENDS)), min_size=2, max_size=8),

@@ -9,16 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from opentelemetry.trace import INVALID_SPAN
 
-from policies.effects import Effect, Failed, Reply, Summarize, Together
+from policies.effects import Effect, Failed, Reply
 from policies.ledger import ConversationState, Decision
-from policies.limits import BudgetUnreachable
 from policies.messages import Transcript
 from policies.planner import plan
 from policies.settings import ContextSettings
@@ -28,7 +25,6 @@ from proxy.effects.perform import SharedReadings
 from proxy.errors import Busy
 from proxy.planning import workers
 from proxy.planning.workers import BACKGROUND, HUGE, TookTooLong, Turns, WorkerDied, Workers
-from proxy.telemetry.trace import NULL_TRACE, Span
 from proxy.wire import transcripts
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
@@ -86,14 +82,6 @@ def pids(pool: Workers) -> list[int]:
     return [each.process.pid for each in (*pool._working, *pool._resting)]
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has asked how it ended has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -111,48 +99,10 @@ async def test_a_process_decides_what_a_thread_does(codec: Codec, pool: Workers)
     assert there._replace(trend=here.trend) == here
 
 
-@pytest.mark.requirement("S.26")
-async def test_definitions_of_tools_are_told_to_the_process_that_needs_them(pool: Workers) -> None:
-    transcript = await transcript_of()
-    settings = load_config(env={}).policy("fb-voice-32k")
-    settings = replace(settings, layers=(replace(SETTINGS.layers[0], strategy="prune_tools", at=0, params={}),))
-    small = planning(transcript, settings=settings)
-    here = await Workers().run(small, key="a", branch="b", ask=nobody)
-    there = await pool.run(small, key="a", branch="b", ask=nobody)
-    assert there._replace(trend=here.trend) == here
-
-
-@pytest.mark.requirement("S.26")
-async def test_a_refusal_crosses_with_its_figures(pool: Workers) -> None:
-    transcript = await transcript_of()
-    with pytest.raises(BudgetUnreachable) as refused:
-        await pool.run(planning(transcript, window=24), key="a", branch="b", ask=nobody)
-    with pytest.raises(BudgetUnreachable) as known:
-        await Workers().run(planning(transcript, window=24), key="a", branch="b", ask=nobody)
-    assert (vars(refused.value), str(refused.value)) == (vars(known.value), str(known.value))
-    assert len(pids(pool)) == 1
-
-
 def with_summary(transcript: Transcript) -> "partial[Any]":
     return planning(
         transcript, settings=replace(SETTINGS, summarizer="small", summaries=replace(SETTINGS.summaries, wait=20.0))
     )
-
-
-@pytest.mark.requirement("S.26")
-async def test_a_plan_whose_process_is_killed_is_made_anew(pool: Workers) -> None:
-    transcript, killed = await transcript_of(), list[int]()
-
-    async def ask(effect: Effect) -> Reply:
-        if not killed and isinstance(effect, Summarize | Together):
-            killed.extend(pids(pool))
-            os.kill(killed[0], signal.SIGKILL)
-        return Failed("off")
-
-    decision = await pool.run(with_summary(transcript), key="a", branch="b", ask=ask)
-    assert killed
-    assert decision.cut is not None
-    assert not set(pids(pool)) & set(killed)
 
 
 @pytest.mark.requirement("S.26")
@@ -221,19 +171,6 @@ print(sorted({{"sqlalchemy", "pydantic", "aiohttp"}} & sys.modules.keys()))"""
     assert (process.returncode, said) == (0, b"[]\n")
 
 
-@pytest.mark.requirement("P5", "S.26")
-async def test_a_plan_that_nobody_waits_for_ends_with_its_process(pool: Workers) -> None:
-    transcript = await transcript_of(messages=160)
-    asking = asyncio.create_task(pool.run(planning(transcript), key="a", branch="b", ask=nobody))
-    await until(lambda: bool(pool._working))
-    (process,) = pids(pool)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    assert not is_there(process)
-    assert pids(pool) == []
-    assert (await pool.run(planning(transcript), key="a", branch="b", ask=nobody)).cut is not None
-
-
 @pytest.mark.requirement("S.26")
 async def test_processes_without_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "VERY_LONG", workers.LONG)
@@ -266,19 +203,6 @@ async def test_a_conversation_goes_to_the_process_that_has_read_it(pool: Workers
         for key, transcript in (("a", first), ("b", second)):
             await pool.run(planning(transcript), key=key, branch=key, ask=nobody)
             assert pool._resting[-1].process.pid == knows[key]
-
-
-def held(_: Transcript, *, readings: SharedReadings) -> int:
-    return len(readings)
-
-
-@pytest.mark.requirement("S.26")
-async def test_what_a_process_has_read_it_does_not_read_again(pool: Workers) -> None:
-    transcript = await transcript_of()
-    asked = partial(pool.run, key="a", branch="b", ask=nobody)
-    assert await asked(partial(held, transcript, readings=SharedReadings())) == 0
-    await asked(planning(transcript))
-    assert await asked(partial(held, transcript, readings=SharedReadings())) > 20
 
 
 async def order_of(turns: Turns, keys: str) -> list[str]:
@@ -395,14 +319,6 @@ async def test_what_is_huge_and_has_waited_elsewhere_is_not_begun_any_more(
     assert (await planned(waited=1)).cut is not None
 
 
-@pytest.mark.requirement("S.26")
-async def test_long_bytes_are_not_copied_into_the_question() -> None:
-    transcript = await transcript_of()
-    frame, count, *buffers = workers.packed(planning(transcript))
-    assert count == b"%d" % len(buffers) == b"1"
-    assert len(frame) < len(buffers[0]) / 5
-
-
 @pytest.mark.requirement("S.26", "A0.3")
 def test_a_question_that_is_left_in_a_cycle_takes_nobody_down() -> None:
     """As after a request that failed while it was being asked: its traceback holds what it asked, and the reverse."""
@@ -425,23 +341,6 @@ def test_a_question_that_is_left_in_a_cycle_takes_nobody_down() -> None:
     """
     ended = subprocess.run((sys.executable, "-c", story), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-async def test_a_span_hears_what_a_process_does(pool: Workers) -> None:
-    class Heard(Span):
-        def __init__(self) -> None:
-            super().__init__(NULL_TRACE, INVALID_SPAN)
-            self.laps: list[str] = []
-
-        def lap(self, what: str) -> None:
-            self.laps.append(what)
-
-    here, there = Heard(), Heard()
-    for made, heard in ((Workers(), here), (pool, there)):
-        work = partial(planning(await transcript_of()), announce=heard.lap)
-        await made.run(work, key="a", branch="b", ask=nobody, span=heard)
-    assert here.laps == there.laps
-    assert "extract" in there.laps
 
 
 @pytest.mark.requirement("R.73", "R.74")

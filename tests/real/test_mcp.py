@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.profile import soak
 from tests.real.clients import Client, through_weir
 from tests.real.drivers.common import TASK
 from tests.real.drivers.step import result
@@ -62,7 +63,7 @@ class Forgetful(Script):
         return Turn(thought="What did step 2 find?", calls=[call])
 
 
-@pytest.mark.parametrize("client", [AGENTS[0], AGENTS[-1]], ids=lambda client: client.name)
+@pytest.mark.parametrize("client", [pytest.param(AGENTS[0], marks=soak), AGENTS[-1]], ids=lambda client: client.name)
 async def test_an_agent_looks_up_what_was_removed(client: Client, tmp_path: Path) -> None:
     window = WINDOWS[client.name]
     script = Forgetful(window=window, steps=STEPS)

@@ -22,7 +22,7 @@ from tests.profile import soak
 from tests.real.environments import Unavailable
 from tests.real.llama import MODEL, Llama, model_server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), soak]
 
 Array = list[dict[str, Any]]
 MAX_TOKENS = 8
@@ -295,7 +295,6 @@ store: {{url: "sqlite+aiosqlite:///{store}"}}
 """
 
 
-@soak
 @pytest.mark.requirement("P13", "A0.3")
 async def test_notes_by_the_model_itself_are_used_or_refused_and_the_session_goes_on(
     wider: Llama, tmp_path: Path, record_property: Any

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.functional.harness import COUNTER, weir
+from tests.profile import soak
 from tests.real.environments import HERE, STAMP, clean_environment, environment
 from tests.real.sdk_driver import KEY, STEPS
 from tests.upstream import Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
@@ -73,6 +74,7 @@ async def test_the_newest_sdk_works_through_weir_blocking_async_streaming_with_t
     assert f"openai=={found['version']} " in (HERE / "openai.lock").read_text()
 
 
+@soak
 @pytest.mark.requirement("A0.3", "P5", "P16")
 async def test_the_installed_sdk_works_through_weir_in_the_same_way() -> None:
     found = await drive(Path(sys.executable))
