@@ -145,22 +145,6 @@ async def test_a_request_is_known_to_the_other_replica_as_soon_as_it_is_answered
     assert await in_store(postgres_url) == (12, 12)
 
 
-@pytest.mark.requirement("D14", "P2")
-async def test_what_one_replica_prepared_is_used_by_the_other_and_asked_for_once(postgres_url: str) -> None:
-    found = []
-    for count in (1, 2):
-        url = postgres_url if count == 2 else "sqlite+aiosqlite:///:memory:"
-        async with (
-            serve_simulator(SETTINGS, counter=COUNTER) as simulator,
-            replicas(count, url, simulator, "--summarizer", "summariser") as both,
-        ):
-            await Talk(both.client()).chat(26)
-        found.append((batches(arrays_of(answered(simulator, "sim"))), len(answered(simulator, "summariser"))))
-    (one, asked_by_one), (two, asked_by_two) = found
-    assert 0 < two <= one, found
-    assert 0 < asked_by_two <= asked_by_one + 1, found  # a batch that is due meanwhile asks for itself
-
-
 STATES = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {}"
 WAITING = "wait_event_type = 'Lock'"
 HOLDING = "state = 'idle in transaction' AND query NOT LIKE 'LOCK%'"
