@@ -30,8 +30,8 @@ async def test_nothing_grows_that_should_not_while_three_requests_in_ten_go_wron
     assert max(row.wal_kb for row in settled) < 16 * 1024
     assert report.growth("database_kb") < 10_000 * ROW_KB
     assert late[-1].rss_mb <= MAX_RSS * early[0].rss_mb
-    assert report.drift("slower") < 2  # over what the machine could do at the time: it has other work to do, too
-    if SOAK:  # of the requests of 20 seconds one that is dear weighs more than a drift would
+    if SOAK:  # of the few requests of 20 seconds one that is dear weighs more than a drift would
+        assert report.drift("slower") < 2  # over what the machine could do at the time: it has other work to do, too
         assert report.growth("rss_mb") < 5
         assert report.drift("cpu_ms") < 1.5
         assert report.drift("p50_ms") < 1.5
