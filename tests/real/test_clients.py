@@ -16,7 +16,7 @@ from tests.functional.harness import COUNTER
 from tests.profile import soak
 from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, Setting, through_weir
 from tests.real.drivers import step
-from tests.real.drivers.common import GREETING, TASK
+from tests.real.drivers.common import AGAIN, GREETING, TASK
 from tests.real.environments import HERE, Unavailable
 from tests.real.scripted import DONE, HELLO, Remembering, Script, scripted
 from tests.real.simulated import simulated
@@ -182,6 +182,31 @@ async def test_a_client_does_not_see_that_the_window_is_half_of_what_it_was_said
     script = Script(window=client.window, steps=client.steps, overflows=said_in_stream)
     await run(client, tmp_path, scripted, script, window=2 * client.window, restart=False)
     assert script.overflowed > 0
+
+
+@soak
+@pytest.mark.requirement("A0.3", "P9")
+@pytest.mark.parametrize("ratio", [1.4, 1.7, 2.5])
+@pytest.mark.parametrize("client", among(AGENTS))
+async def test_an_agent_works_in_a_window_little_larger_than_its_prompt(
+    client: Client, ratio: float, tmp_path: Path
+) -> None:
+    """The window is so many times what the agent sends first: its system prompt, its tools and the task."""
+    folders = [tmp_path / name for name in ("first", "tight")]
+    for folder in folders:
+        folder.mkdir()
+    first = Script(window=200_000, steps=2)
+    await run(replace(client, steps=2), folders[0], scripted, first, window=200_000, restart=False)
+    window = int(ratio * first.main[0].tokens)
+    script = Script(window=window, steps=12)
+    await run(replace(client, steps=12), folders[1], scripted, script, window=window, restart=False)
+    bodies = [json.dumps(each.body, ensure_ascii=False) for each in script.main]
+    at_work = [body for body in bodies if "[[step " in body and json.dumps(AGAIN)[1:-1] not in body]
+    assert len(at_work) >= 12
+    for body in at_work:
+        newest = re.findall(r"\[\[step (\w+)\]\]", body)[-1]
+        assert json.dumps(TASK)[1:-1] in body
+        assert json.dumps(step.result(newest))[1:-1] in body
 
 
 @soak
