@@ -30,7 +30,8 @@ def request_content(body: bytes) -> dict[str, Value]:
     """The attributes of what a request says; of a body that is none, nothing."""
     request = _object(body)
     found: dict[str, Value] = {}
-    messages, tools = request.get("messages"), request.get("tools")
+    messages = request.get("messages")
+    tools = request.get("tools")
     if isinstance(messages, list):
         text, dropped = bounded(messages, _message)
         found[names.INPUT_MESSAGES] = text

@@ -17,6 +17,7 @@ from tests.functional.harness import (
     SHARED,
     Deployment,
     InTurns,
+    Slow,
     Talk,
     answered,
     arrays_of,
@@ -608,21 +609,6 @@ async def test_a_conversation_that_memory_had_no_room_for_goes_on_as_it_was(
         forwarded = arrays_of(answered(simulator))
     assert "c0" not in held
     assert begins_with(forwarded[-1], forwarded[1])
-
-
-class Slow:
-    """A call of a database that has done its work when it is ``reached``, and says so when it ``goes_on``."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.reached = asyncio.Event()
-        self.goes_on = asyncio.Event()
-
-    async def __call__(self, *args: Any, **named: Any) -> Any:
-        found = await self.call(*args, **named)
-        self.reached.set()
-        await self.goes_on.wait()
-        return found
 
 
 async def test_what_was_stored_while_its_client_left_is_known(

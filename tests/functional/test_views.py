@@ -15,6 +15,7 @@ from tests.functional.harness import (
     COUNTER,
     EITHER,
     Deployment,
+    Slow,
     Talk,
     answered,
     arrays_of,
@@ -308,21 +309,6 @@ async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> No
             for turn in range(16):
                 await talk.ask(spoken(30 + turn), max_tokens=1_400 + 37 * (turn * 7 % 11))
     assert batches(arrays_of(simulator.answered())) <= 3
-
-
-class Slow:
-    """A call of a database that has done its work when it is ``reached``, and says so when it ``goes_on``."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.reached = asyncio.Event()
-        self.goes_on = asyncio.Event()
-
-    async def __call__(self, *args: Any, **named: Any) -> Any:
-        found = await self.call(*args, **named)
-        self.reached.set()
-        await self.goes_on.wait()
-        return found
 
 
 async def test_two_requests_that_open_a_view_at_once_have_the_same(
