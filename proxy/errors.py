@@ -82,6 +82,13 @@ class MethodNotAllowed(InvalidRequest, status=405):
         return [*super().headers(), (b"allow", ", ".join(self.allowed).encode())]
 
 
+class RequestTimeout(InvalidRequest, status=408):
+    """A body did not come in time; what comes of it later is not read."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"connection", b"close")]
+
+
 class UpgradeRequired(InvalidRequest, status=426):
     """A WebSocket was asked for."""
 

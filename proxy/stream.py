@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import ProxyError, RequestTooLarge, UpstreamTimeout
-from proxy.server import BODY_FOLLOWS, DISCONNECT
+from proxy.server import WHEN_GONE
 from proxy.tap import StreamTap, Tap
 from proxy.telemetry.trace import Span
 from proxy.upstream.connection import Answer, StreamBroken
@@ -29,8 +29,10 @@ from proxy.wire.encodings import HEADER, decoded, encodings_in
 from proxy.wire.raw import DONE, Decoder, Lines, read_value
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
-NOT_RELAYED = frozenset({b"transfer-encoding", b"connection"})
+NOT_RELAYED = frozenset({b"connection", b"date", b"keep-alive", b"transfer-encoding"})
+"""Headers of an upstream's answer that Weir's server writes itself, for its own connection."""
 Hold = Callable[[int], Awaitable[None]]
 READ_IN_THE_LOOP = 16 * 1024
 """Bytes of an encoded body up to which it is read where it came: at most 1.6 MB come of them."""
@@ -107,16 +109,15 @@ async def read_plain(receive: Receive, headers: Headers, *, limit: int, hold: Ho
         whole.write(piece)
 
 
-async def while_connected(scope: MutableMapping[str, Any], receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(scope: MutableMapping[str, Any], work: Coroutine[Any, Any, None]) -> None:
     """Do ``work``, and cancel it as soon as the client has gone. Raises ClientGone then.
 
     An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
-    Weir's own server tells when a client leaves; any other ASGI server is asked by reading on.
     """
-    when_gone = scope.get("extensions", {}).get(DISCONNECT)
+    when_gone = scope.get("extensions", {}).get(WHEN_GONE)
     task = asyncio.current_task()
     if when_gone is None or task is None:
-        await _while_receiving(receive, work)
+        await work
         return
     left: list[bool] = []
 
@@ -136,29 +137,6 @@ async def while_connected(scope: MutableMapping[str, Any], receive: Receive, wor
         when_gone(None)
 
 
-async def _while_receiving(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            raise ClientGone
-        await task
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 PEEK = 0.025
 MAX_WHOLE = 8 * 1024 * 1024
 EVENT_STREAM = b"text/event-stream"
@@ -171,6 +149,8 @@ LAST_EVENT = re.compile(
     rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))", re.MULTILINE
 )
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+READ_OUT = 0.25
+"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp forget what they have not handed out yet."""
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
@@ -334,7 +314,7 @@ def to_its_end(tap: StreamTap) -> Iterator[None]:
 
 async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> None:
     """Send an answer on whose first ``body`` bytes were read."""
-    await send_start(send, status=status, headers=headers, is_whole=answer.ended)
+    await send_start(send, status=status, headers=headers)
     if answer.ended:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return
@@ -347,9 +327,8 @@ async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Heade
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def send_start(send: Send, *, status: int, headers: Headers, is_whole: bool = False) -> None:
-    """Begin an answer; with one whose whole body follows at once, Weir's own server waits for that."""
-    await send({"type": "http.response.start", "status": status, "headers": list(headers), BODY_FOLLOWS: is_whole})
+async def send_start(send: Send, *, status: int, headers: Headers) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
 
 async def send_more(send: Send, chunk: bytes) -> None:

@@ -180,8 +180,6 @@ def _limits(config: Config) -> ServerLimits:
         stall=limits.stall_timeout,
         header_bytes=limits.headers,
         header_fields=limits.header_fields,
-        body_bytes=limits.body,
-        concurrency=2 * limits.concurrency,  # admission refuses before, and counts them
         connections=_most_connections(),
         drain=limits.drain,
         grace=limits.grace,

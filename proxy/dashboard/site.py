@@ -132,7 +132,7 @@ class Site:
         cookies = [(b"set-cookie", self._sessions.cookie(session, scope))] if is_new else []
         headers = [*answer.headers, *GUARDS, *cookies]
         if answer.stream is not None:
-            await respond_live(scope, receive, send, msgspec.structs.replace(answer, headers=headers))
+            await respond_live(scope, send, msgspec.structs.replace(answer, headers=headers))
         else:
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
 

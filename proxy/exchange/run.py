@@ -65,6 +65,7 @@ from proxy.server import WRITE
 from proxy.stream import (
     EVENT_STREAM,
     NOT_RELAYED,
+    READ_OUT,
     ClientGone,
     Listener,
     Receive,
@@ -162,7 +163,7 @@ class ExchangeHandler:
                 if progress.trace.recorded:
                     progress.trace.root.since(progress.trace.root.started, "receive")
                 self.task = asyncio.current_task()
-                await while_connected(self.scope, self.receive, self._answer(body, caller))
+                await while_connected(self.scope, self._answer(body, caller))
         except ClientGone:
             progress.gone()
         except asyncio.CancelledError:
@@ -183,6 +184,8 @@ class ExchangeHandler:
                 record_exchange(runtime, progress, ended=ended)
             else:  # behind the other answers that can go out now, before whatever comes next is begun
                 asyncio.get_running_loop().call_soon(partial(record_exchange, runtime, progress, ended=ended))
+        if progress.error == BROKE_OFF:
+            await asyncio.sleep(READ_OUT)
 
     def _admit(self, headers: Headers) -> Caller:
         if came_through(headers, self.runtime.instance):
@@ -295,7 +298,7 @@ class ExchangeHandler:
         self.progress.status = status
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
         headers = unbuffered(headers) if kind == EVENT_STREAM else headers
-        await send_start(self.send, status=status, headers=headers, is_whole=True)
+        await send_start(self.send, status=status, headers=headers)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
@@ -526,7 +529,10 @@ class ExchangeHandler:
         progress, write = self.progress, self.scope.get("extensions", {}).get(WRITE)
         span = None if progress.attempts is None else progress.attempts.span
         is_kept = progress.listener is not None or span is None or span.captures
-        return partial(answer.pour, write) if write and not is_kept and isinstance(answer, HTTPAnswer) else None
+        is_chunked = b"content-length" not in dict(answer.headers)
+        if write is None or is_kept or not is_chunked or not isinstance(answer, HTTPAnswer):
+            return None
+        return partial(answer.pour, write)
 
     def _learn(self) -> None:
         progress = self.progress

@@ -60,6 +60,7 @@ from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
     NOT_RELAYED,
+    READ_OUT,
     ClientGone,
     Headers,
     Hold,
@@ -137,6 +138,8 @@ class RelayedRequest:
         finally:
             self.trace.end(refused, self.error)
             self._settle()
+        if self.error == "stream_broken":
+            await asyncio.sleep(READ_OUT)
 
     async def _relay(self) -> None:
         runtime, route, headers = self.runtime, self.route, self.scope["headers"]
@@ -178,7 +181,7 @@ class RelayedRequest:
                 destination = unread(config, caller, route, model=_model_in(read) if looks else "")
             self.destination = destination
             await self._judge(destination, body)
-            await while_connected(self.scope, self.receive, self._forward(destination, body))
+            await while_connected(self.scope, self._forward(destination, body))
 
     async def _judge(self, destination: Destination, body: bytes | None) -> None:
         """Raises NotFound for what is not the caller's, Busy, InvalidRequest."""

@@ -427,7 +427,7 @@ async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = J
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def respond_live(scope: MutableMapping[str, Any], receive: Receive, send: Send, answer: ManagementAnswer) -> None:
+async def respond_live(scope: MutableMapping[str, Any], send: Send, answer: ManagementAnswer) -> None:
     """Send what comes as it comes, until it ends, the client goes or the process stops; a stream may give nothing."""
     shutdown, stream = scope.get("state", {}).get("shutdown"), answer.stream
     assert stream is not None  # noqa: S101 - only for answers that are streams
@@ -443,7 +443,7 @@ async def respond_live(scope: MutableMapping[str, Any], receive: Receive, send: 
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     with contextlib.suppress(ClientGone):
-        await while_connected(scope, receive, sending())
+        await while_connected(scope, sending())
 
 
 async def counted(

@@ -390,7 +390,7 @@ class Management:
         else:
             headers = [*answer.headers, *NOT_KEPT]
             if answer.stream is not None:
-                await respond_live(scope, receive, send, msgspec.structs.replace(answer, headers=headers))
+                await respond_live(scope, send, msgspec.structs.replace(answer, headers=headers))
                 return
             await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
             return

@@ -86,7 +86,7 @@ async def test_requests_left_at_any_moment_leave_nothing_counted(
 
     async with scripted(say) as upstream:
         yaml = CONFIG.format(upstream=upstream.base_url)
-        limits = ServerLimits(body_timeout=0.5, linger=0.1, body_bytes=256 * 1024)
+        limits = ServerLimits(body_timeout=0.5)
         async with weir("", yaml=yaml, folder=tmp_path, window=None, limits=limits) as target:
             admission = target.runtime.admission
             value = target.runtime.telemetry.metrics.registry.get_sample_value

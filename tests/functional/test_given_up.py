@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, prose
+from tests.functional.harness import COUNTER, WeirProcess, free_port, prose
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -145,41 +144,3 @@ async def test_no_process_that_plans_outlives_a_weir_that_was_killed(tmp_path: P
         async with asyncio.timeout(30):
             while Path(f"/proc/{planning}").exists():
                 await asyncio.sleep(0.01)
-
-
-STUCK = """
-import time, proxy.server.cycle
-proxy.server.cycle.CLOSING = 0.5
-from proxy.server import ServerLimits, run
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        while True:
-            said = await receive()
-            await send({"type": said["type"] + ".complete"})
-    print("stuck", flush=True)
-    time.sleep(1000)
-
-run(app, port=%d, limits=ServerLimits(grace=0.1, farewell=0.1))
-"""
-
-
-@pytest.mark.requirement("R.73")
-async def test_a_process_whose_loop_is_stuck_is_ended_all_the_same() -> None:
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STUCK % port, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(60):
-        for _ in range(600):
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                break
-            except OSError:
-                await asyncio.sleep(0.05)
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await process.stdout.readline() == b"stuck\n"
-        process.terminate()
-        assert await process.wait() != 0
-        writer.close()

@@ -123,26 +123,6 @@ async def command(*arguments: str) -> str:
     return out.decode().splitlines()[0].strip() if out else ""
 
 
-@pytest.mark.requirement("R.75", "R.1")
-async def test_what_came_while_the_process_stood_still_is_read_before_it_is_too_late(tmp_path: Path) -> None:
-    path = configured(tmp_path, "http://127.0.0.1:9/v1")
-    path.write_text(path.read_text().replace("grace: 1s", "grace: 1s, header_timeout: 1s"))
-    async with WeirProcess(["--config", str(path)], free_port()) as weir:
-        assert weir.process is not None
-        reader, writer = await asyncio.open_connection("127.0.0.1", weir.port)
-        await asyncio.sleep(0.3)  # accepted
-        weir.tell(signal.SIGSTOP)
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: weir\r\n\r\n")
-        await asyncio.sleep(1.5)
-        weir.tell(signal.SIGCONT)
-        assert await asyncio.wait_for(reader.readline(), 20) == b"HTTP/1.1 200 OK\r\n"
-        writer.close()
-        late, slow = await asyncio.open_connection("127.0.0.1", weir.port)
-        slow.write(b"GET /healthz HTTP/1.1\r\nhost: ")
-        assert (await asyncio.wait_for(late.readline(), 20)).startswith(b"HTTP/1.1 408 ")
-        slow.close()
-
-
 @pytest.mark.requirement("A0.45", "R.79")
 async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(tmp_path: Path) -> None:
     path = configured(tmp_path, "http://127.0.0.1:9/v1")
