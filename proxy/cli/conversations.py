@@ -30,9 +30,8 @@ from proxy.cli.shared import (
 )
 from proxy.config.values import Config, masked_url
 from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
-from proxy.http.conversations import KeptNote
 from proxy.http.reports import conversation_health
-from proxy.http.request import exchange_of
+from proxy.http.request import exchange_of, fields_of
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, RemovedRow
 
@@ -114,7 +113,7 @@ async def show(
         return await _originals(store, row, ref)
     if view == "timeline":
         requests = await store.timeline(row, limit=REQUESTS_SHOWN)
-        return listing([exchange_of(each).plain() for each in requests], TIMELINE)
+        return listing([exchange_of(each) for each in requests], TIMELINE)
     if view == "checkpoint":
         return await _checkpoint(store, row)
     if view == "removed":
@@ -133,7 +132,7 @@ async def notes(store: Store, _: Config, *, name: str) -> Findings:
       weir conversations notes support-4711
     """
     row = await found(store, name)
-    rows = [KeptNote.of(note).plain() for note in await store.notes(row.tenant, row.id)]
+    rows = [fields_of(note) for note in await store.notes(row.tenant, row.id)]
     return listing(rows, "at category importance source text", empty="There are no notes.")
 
 
@@ -201,10 +200,10 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
     value: dict[str, Any] = {
         **msgspec.structs.asdict(row),
         "key": names.get(row.tenant, row.tenant[:8]),
-        "last": None if last is None else exchange_of(last).plain(),
+        "last": None if last is None else exchange_of(last),
         "removed": removed_json(gone),
         "checkpoints": [each.version for each in saved],
-        "health": conversation_health(row, snapshots, alerts, limit=KEPT).plain(),
+        "health": conversation_health(row, snapshots, alerts, limit=KEPT),
     }
 
     def show() -> None:
@@ -233,7 +232,7 @@ async def _request(store: Store, row: ConversationRow, request: str) -> Findings
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
         raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
-    value = exchange_of(known[0]).plain()
+    value = exchange_of(known[0])
 
     def show() -> None:
         print_facts(
@@ -256,7 +255,7 @@ async def _checkpoint(store: Store, row: ConversationRow) -> Findings:
     newest = await newest_checkpoint(store, row)
     if newest is None:
         raise Failure(f"{row.name} has no checkpoint: nothing was compacted or saved in it")
-    return Findings(lambda: saved_of(newest).plain(), lambda: _print_checkpoint(newest))
+    return Findings(lambda: saved_of(newest), lambda: _print_checkpoint(newest))
 
 
 def _print_checkpoint(row: CheckpointRow) -> None:
@@ -273,7 +272,7 @@ def _print_checkpoint(row: CheckpointRow) -> None:
 
 async def _removed(store: Store, row: ConversationRow) -> Findings:
     gone = await removed_from(store, row)
-    value = [{**removed_of(each, with_text=False).plain(), "text": each.text} for each in gone]
+    value = [{**removed_of(each, with_text=False), "text": each.text} for each in gone]
     shown = [{**each, "text": str(each["text"])[:EXCERPT]} for each in value]
     listed = listing(shown, "ref role tool tokens kept how since text", empty="Nothing was removed.")
     return Findings(lambda: value, listed.show)

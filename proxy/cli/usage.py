@@ -31,9 +31,8 @@ async def usage(store: Store, config: Config, *, since: float, by: By | None, ke
     rows = await store.usage(None, since=since, by=by)
     names = await key_names(store, config) if rows else {}
     rows = [row for row in rows if key is None or names.get(row.tenant) == key]
-    data = [taken_by(row, by=by, names=names).plain() for row in rows]
-    took = taken(rows)
-    total = took.plain()
+    data = [taken_by(row, by=by, names=names) for row in rows]
+    total = taken(rows)
     shown = [{**each, "key": each["key"] or str(each["tenant"])[:8]} for each in data]
     if len(shown) > 1:
         shown.append({"key": "all", **total})
@@ -41,8 +40,8 @@ async def usage(store: Store, config: Config, *, since: float, by: By | None, ke
 
     def show() -> None:
         listed.show()
-        note = beside_cost(unpriced=took.unpriced, estimated=took.estimated)
-        if took.priced and note:
+        note = beside_cost(unpriced=total["unpriced"], estimated=total["estimated"])
+        if total["priced"] and note:
             click.echo(f"Of the costs: {note}.", err=True)
 
     return Findings(lambda: {"since": since, "by": by, "total": total, "data": data}, show)

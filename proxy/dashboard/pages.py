@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from markupsafe import Markup, escape
 
 from policies.limits import BUCKETS, shape_for
@@ -23,8 +22,7 @@ from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
 from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
-from proxy.http.reports import Reading
-from proxy.http.request import JSON, ZONES, Exchange, ManagementAnswer
+from proxy.http.request import JSON, ZONES, Json, ManagementAnswer
 from proxy.store.exchanges import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
@@ -98,7 +96,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
     drawn = (("Tokens forwarded", "tokens", "tokens_after"), ("Managed requests", "requests", "requests"))
     for title, name, metric in drawn:
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
-        picture = spark([point.value or 0.0 for point in points], title, filled=True)
+        picture = spark([point["value"] or 0.0 for point in points], title, filled=True)
         found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
     return found
 
@@ -114,9 +112,9 @@ async def series(visit: PageVisit) -> ManagementAnswer:
     rows = await visit.runtime.store.figures(visit.session.reads_as, since=since, step=float(step))
     told = [reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines]
     body = {
-        "at": [point.at for point in told[0]],
+        "at": [point["at"] for point in told[0]],
         "lines": [
-            {"label": label, "values": [point.value for point in points]}
+            {"label": label, "values": [point["value"] for point in points]}
             for (_, label), points in zip(lines, told, strict=True)
         ],
     }
@@ -129,12 +127,12 @@ async def live(visit: PageVisit) -> ManagementAnswer:
 
 async def conversations(visit: PageVisit) -> View:
     found = await talks.listing(visit.asked({}, visit.given(*FIELDS, "cursor")))
-    keys = [(row.tenant, row.id) for row in found.data]
+    keys = [(row["tenant"], row["id"]) for row in found["data"]]
     beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
     values: dict[str, Any] = {
-        "rows": [(row, beside.get(key, Beside())) for row, key in zip(found.data, keys, strict=True)],
-        "next": visit.following(found.next),
+        "rows": [(row, beside.get(key, Beside())) for row, key in zip(found["data"], keys, strict=True)],
+        "next": visit.following(found["next"]),
         "first": visit.link(cursor=None) if "cursor" in visit.query else None,
         "names": names,
         "is_narrowed": bool(visit.given(*FIELDS)),
@@ -149,7 +147,8 @@ async def search(visit: PageVisit) -> View:
     query = visit.given("q", "conversation", "cursor")
     found = await archive.search(visit.asked({}, query, rows=20)) if query.get("q", "").strip() else None
     return View(
-        "search.html", {"found": found, "q": query.get("q", ""), "next": visit.following(found.next if found else None)}
+        "search.html",
+        {"found": found, "q": query.get("q", ""), "next": visit.following(found["next"] if found else None)},
     )
 
 
@@ -164,12 +163,12 @@ async def conversation(visit: PageVisit) -> View:
         "out": await visit.runtime.store.count_removed(await visit.asked().conversation()),
         "tab": tab,
         "tabs": TABS,
-        "exchanges": rows.data[::-1],
+        "exchanges": rows["data"][::-1],
         "acted": acted,
-        "older": None if rows.next is None else visit.link(tab="requests", cursor=rows.next),
+        "older": None if rows["next"] is None else visit.link(tab="requests", cursor=rows["next"]),
         "newer": visit.link(cursor=None) if query else None,
-        "picture": _picture(visit, one, rows.data, is_newest=not query),
-        "policy": rows.data[-1].policy if rows.data else "",
+        "picture": _picture(visit, one, rows["data"], is_newest=not query),
+        "policy": rows["data"][-1]["policy"] if rows["data"] else "",
         "can_search": not visit.is_operator,
     }
     return View("conversation.html", values | await _tab(visit, tab))
@@ -179,38 +178,37 @@ async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
     asked = visit.asked(query=visit.given("cursor"))
     if tab == "removed":
         found = await archive.removed(asked)
-        by_version: dict[int, list[archive.Removed]] = {}
-        for row in found.data:
-            by_version.setdefault(row.version, []).append(row)
-        return {"batches": by_version, "next": visit.following(found.next)}
+        by_version: dict[int, list[Json]] = {}
+        for row in found["data"]:
+            by_version.setdefault(row["version"], []).append(row)
+        return {"batches": by_version, "next": visit.following(found["next"])}
     if tab == "checkpoints":
         versions = await archive.checkpoints(asked)
-        return {"versions": versions.data, "next": visit.following(versions.next)}
+        return {"versions": versions["data"], "next": visit.following(versions["next"])}
     if tab == "notes":
-        return {"notes": (await talks.notes(asked)).data[::-1], "next": None}
+        return {"notes": (await talks.notes(asked))["data"][::-1], "next": None}
     if tab == "health":
         health = await reports.health_of(visit.asked(rows=READINGS))
-        pictures = [(title, newest, Markup(svg)) for title, newest, svg in health_charts(health.history)]  # noqa: S704
+        pictures = [(title, newest, Markup(svg)) for title, newest, svg in health_charts(health["history"])]  # noqa: S704
         return {"health": health, "pictures": pictures, "next": None}
     if tab == "audit":
         told = await reports.conversation_audit(asked)
-        return {"audit": told, "next": visit.following(told.next)}
+        return {"audit": told, "next": visit.following(told["next"])}
     return {"next": None}
 
 
-def _picture(
-    visit: PageVisit, one: talks.ConversationStatus, rows: Sequence[Exchange], *, is_newest: bool
-) -> Markup | None:
+def _picture(visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bool) -> Markup | None:
     if not rows:
         return None
-    first = max(1, one.requests - len(rows) + 1) if is_newest else 1
+    first = max(1, one["requests"] - len(rows) + 1) if is_newest else 1
     last = rows[-1]
-    window = int(last.detail.get("window") or 0) or max(last.limit, 1)
+    limit = last["limit"]
+    window = int(last["detail"].get("window") or 0) or max(limit, 1)
     trigger = None
-    if last.policy in visit.runtime.config.policies:
-        shape = shape_for(visit.runtime.config.policy(last.policy), max(window, last.limit))
-        trigger = int(shape.trigger * last.limit)
-    drawn = timeline_chart(rows, first=first, window=max(window, last.limit), trigger=trigger, page=visit.page)
+    if last["policy"] in visit.runtime.config.policies:
+        shape = shape_for(visit.runtime.config.policy(last["policy"]), max(window, limit))
+        trigger = int(shape.trigger * limit)
+    drawn = timeline_chart(rows, first=first, window=max(window, limit), trigger=trigger, page=visit.page)
     return Markup(drawn)  # noqa: S704 - every text in it is escaped where it is drawn
 
 
@@ -247,18 +245,18 @@ def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
 
 async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
     saved = await archive.checkpoint_version(visit.asked())
-    text = Checkpoint.from_json(json.dumps(saved.state)).to_markdown()
-    name = f"checkpoint-{saved.version}"
+    text = Checkpoint.from_json(json.dumps(saved["state"])).to_markdown()
+    name = f"checkpoint-{saved['version']}"
     if visit.query.get("as") == "md":
         return attachment(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
     if visit.query.get("as") == "json":
-        return attachment(json.dumps(saved.plain(), ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON)
-    versions = [each.version for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN))).data]
-    against = visit.query.get("against") or str(max((v for v in versions if v < saved.version), default=""))
+        return attachment(json.dumps(saved, ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON)
+    versions = [each["version"] for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]]
+    against = visit.query.get("against") or str(max((v for v in versions if v < saved["version"]), default=""))
     lines: list[tuple[str, str]] = []
     if against.isdigit() and int(against) in versions:
         other = await archive.checkpoint_version(visit.asked({**visit.path, "version": against}))
-        before = Checkpoint.from_json(json.dumps(other.state)).to_markdown()
+        before = Checkpoint.from_json(json.dumps(other["state"])).to_markdown()
         lines = list(difference(before, text))
     values = {"saved": saved, "text": text, "versions": versions, "against": against, "lines": lines}
     return View("checkpoint.html", values)
@@ -279,7 +277,7 @@ def attachment(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
 async def request(visit: PageVisit) -> View:
     one = await talks.one(visit.asked())
     both = await archive.both_sides(visit.asked())
-    values = {"one": one, "both": both, "layers": layers_of(both.exchange), "runs": archive.runs(both)}
+    values = {"one": one, "both": both, "layers": both["exchange"]["layers"], "runs": archive.runs(both)}
     return View("request.html", values)
 
 
@@ -329,29 +327,29 @@ SMALL, NARROW = 110, 420
 """Pixels of the charts that stand side by side: a phone is as wide as one of them."""
 
 
-def timeline_chart(rows: Sequence[Exchange], *, first: int, window: int, trigger: int | None, page: str) -> str:
+def timeline_chart(rows: Sequence[Json], *, first: int, window: int, trigger: int | None, page: str) -> str:
     """Buckets of every forwarded request against the window, the client's own size above them, marks where Weir acted.
 
     ``page`` is the address of the conversation, ``first`` the number of its oldest request that is shown.
     """
-    buckets = [tokens_by_bucket(row.detail.get("buckets")) for row in rows]
-    totals = [max(row.tokens_after, sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
-    ticks = scale(max([window, *totals, *(row.tokens_before for row in rows)]) * 1.02)
+    buckets = [tokens_by_bucket(row["detail"].get("buckets")) for row in rows]
+    totals = [max(row["tokens_after"], sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
+    ticks = scale(max([window, *totals, *(row["tokens_before"] for row in rows)]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
     parts = [*_zones(frame, rows), *grid(frame, ticks, [short(tick) for tick in ticks], first=first)]
     parts += stacked(frame, BUCKETS, buckets)
-    parts.append(f'<path class="raw" d="{line_of(frame, [row.tokens_before for row in rows])}"/>')
-    parts += _levels(frame, window=window, usable=rows[-1].limit, trigger=trigger)
+    parts.append(f'<path class="raw" d="{line_of(frame, [row["tokens_before"] for row in rows])}"/>')
+    parts += _levels(frame, window=window, usable=rows[-1]["limit"], trigger=trigger)
     parts += _links(frame, rows, buckets, first=first, page=page)
     return svg(frame, "Tokens of each request by bucket, against the window", parts, 'role="group" class="chart"')
 
 
-def _zones(frame: Frame, rows: Sequence[Exchange]) -> Iterator[str]:
-    starts = [0, *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a.zone != b.zone), len(rows)]
+def _zones(frame: Frame, rows: Sequence[Json]) -> Iterator[str]:
+    starts = [0, *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a["zone"] != b["zone"]), len(rows)]
     for begin, end in pairwise(starts):
         x, width = frame.x(begin), frame.x(end) - frame.x(begin)
         yield (
-            f'<rect class="zone z-{escaped(rows[begin].zone)}" x="{x:.1f}" y="{TOP}" width="{width:.1f}" '
+            f'<rect class="zone z-{escaped(rows[begin]["zone"])}" x="{x:.1f}" y="{TOP}" width="{width:.1f}" '
             f'height="{frame.height - TOP - BOTTOM}"/>'
         )
 
@@ -368,18 +366,18 @@ def _levels(frame: Frame, *, window: int, usable: int, trigger: int | None) -> I
 
 
 def _links(
-    frame: Frame, rows: Sequence[Exchange], buckets: Sequence[Mapping[str, int]], *, first: int, page: str
+    frame: Frame, rows: Sequence[Json], buckets: Sequence[Mapping[str, int]], *, first: int, page: str
 ) -> Iterator[str]:
     for n, row in enumerate(rows):
         said = escaped(told(row, first + n, buckets[n]))
         x, middle = frame.x(n), frame.x(n + 0.5)
         mark = ""
-        if row.status >= 400 or row.outcome not in ("ok", "relayed"):
+        if row["status"] >= 400 or row["outcome"] not in ("ok", "relayed"):
             mark = f'<polygon class="refused" points="{_triangle(middle)}"/>'
         elif acted(row):
             mark = f'<polygon class="mark" points="{_triangle(middle)}"/>'
         yield (
-            f'<a href="{escaped(page)}/requests/{quote(row.id, safe="")}" aria-label="{said}"><title>{said}</title>'
+            f'<a href="{escaped(page)}/requests/{quote(row["id"], safe="")}" aria-label="{said}"><title>{said}</title>'
             f'<rect class="hover" x="{x:.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
             f'height="{frame.height - TOP - BOTTOM}"/>{mark}</a>'
         )
@@ -389,25 +387,22 @@ def _triangle(x: float) -> str:
     return f"{x - 5:.1f},3 {x + 5:.1f},3 {x:.1f},12"
 
 
-def acted(row: Exchange) -> bool:
-    return any(layer["kept"] for layer in layers_of(row))
+def acted(row: Json) -> bool:
+    return any(layer["kept"] for layer in row["layers"])
 
 
-def layers_of(row: Exchange) -> list[dict[str, Any]]:
-    return list(msgspec.to_builtins(row.layers))
-
-
-def told(row: Exchange, number: int, buckets: Mapping[str, int]) -> str:
-    lines = [f"Request {number}: {row.tokens_before:,} tokens sent, {row.tokens_after:,} forwarded, {row.zone}"]
-    kept = (each for each in layers_of(row) if each["kept"])
+def told(row: Json, number: int, buckets: Mapping[str, int]) -> str:
+    sent = f"{row['tokens_before']:,} tokens sent, {row['tokens_after']:,} forwarded, {row['zone']}"
+    lines = [f"Request {number}: {sent}"]
+    kept = (each for each in row["layers"] if each["kept"])
     lines += [f"{each['layer']}: {each['tokens_before']:,} to {each['tokens_after']:,}" for each in kept]
     lines += [f"{name.replace('_', ' ')} {tokens:,}" for name, tokens in buckets.items() if tokens]
-    if row.outcome != "ok":
-        lines.append(row.outcome)
+    if row["outcome"] != "ok":
+        lines.append(row["outcome"])
     return "\n".join(lines)
 
 
-def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]:
+def health_charts(readings: Sequence[Json]) -> Iterator[tuple[str, str, str]]:
     metrics: tuple[tuple[str, str, bool], ...] = (
         ("utilization", "Utilization", True),
         ("tool_result_bloat", "Tool results, share of the request", True),
@@ -417,7 +412,7 @@ def health_charts(readings: Sequence[Reading]) -> Iterator[tuple[str, str, str]]
         ("fidelity_score", "Fidelity", True),
     )
     for field, title, is_share in metrics:
-        values = [value for each in readings if (value := getattr(each, field)) is not None]
+        values = [value for each in readings if (value := each[field]) is not None]
         newest = "not measured" if not values else f"{values[-1]:.0%}" if is_share else f"{values[-1]:,.1f}"
         yield title, newest, spark(values, title) if len(values) > 1 else ""
 

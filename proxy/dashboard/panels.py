@@ -14,7 +14,7 @@ from urllib.parse import quote
 import yaml
 from markupsafe import Markup
 
-from proxy.access.admission import LIMITS, limits_said
+from proxy.access.admission import LIMITS
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
@@ -23,7 +23,7 @@ from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http import levers, reports
 from proxy.http.endpoints import connects
-from proxy.http.request import MAX_NAMES, MAX_ROWS, ManagementAnswer
+from proxy.http.request import MAX_NAMES, MAX_ROWS, Json, ManagementAnswer
 from proxy.store.exchanges import By
 
 BYS: tuple[By, ...] = get_args(By)
@@ -33,14 +33,14 @@ LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 async def policies(visit: PageVisit) -> View:
     found = await levers.policies(visit.asked(rows=MAX_ROWS))
-    return View("policies.html", {"rows": found.data, "keys": await _keys_by_policy(visit)})
+    return View("policies.html", {"rows": found["data"], "keys": await _keys_by_policy(visit)})
 
 
 async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
     by_policy: dict[str, list[str]] = {}
-    for row in (await levers.keys(visit.asked(rows=MAX_ROWS))).data if visit.is_operator else ():
-        if row.revoked is None:
-            by_policy.setdefault(row.policy or visit.runtime.config.default_policy, []).append(row.name)
+    for row in (await levers.keys(visit.asked(rows=MAX_ROWS)))["data"] if visit.is_operator else ():
+        if row["revoked"] is None:
+            by_policy.setdefault(row["policy"] or visit.runtime.config.default_policy, []).append(row["name"])
     return by_policy
 
 
@@ -59,7 +59,7 @@ def _edited(
     name: str,
     text: str,
     *,
-    one: levers.WholePolicy | None = None,
+    one: Json | None = None,
     problems: Sequence[str] = (),
     keys: Sequence[str] = (),
     status: int = 200,
@@ -69,7 +69,7 @@ def _edited(
     for problem in problems:
         where, _, said = problem.partition(": ")
         beside.setdefault(_line_of(where.removeprefix(f"policies.{name}."), places), []).append(said or problem)
-    rows = [] if one is None else list(_differences(one.policy, _values(visit, DEFAULT_PRESET)))
+    rows = [] if one is None else list(_differences(one["policy"], _values(visit, DEFAULT_PRESET)))
     values: dict[str, Any] = {
         "name": name,
         "one": one,
@@ -157,8 +157,9 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
     found = await levers.keys(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
-        "said": limits_said,
-        "rows": sorted(found.data, key=lambda row: (row.revoked is not None, -(row.last_used or row.created or 0.0))),
+        "rows": sorted(
+            found["data"], key=lambda row: (row["revoked"] is not None, -(row["last_used"] or row["created"] or 0.0))
+        ),
         "policies": list(visit.runtime.config.policies),
         "permissions": levers.PERMISSIONS,
         "is_open": visit.runtime.keyring.is_open,
@@ -208,11 +209,11 @@ async def usage(visit: PageVisit) -> View:
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
     values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
-    values["beside"] = reports.beside_cost(unpriced=found.total.unpriced, estimated=found.total.estimated)
-    return View("usage.html", values | {"first": first, "next": visit.following(found.next)})
+    values["beside"] = reports.beside_cost(unpriced=found["total"]["unpriced"], estimated=found["total"]["estimated"])
+    return View("usage.html", values | {"first": first, "next": visit.following(found["next"])})
 
 
-async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[reports.Usage, str, str]:
+async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     since = visit.query.get("since", "30d")
     query = {"since": since, **visit.given("by", "cursor")}
     return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
@@ -220,12 +221,11 @@ async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[reports.Usage, s
 
 async def usage_csv(visit: PageVisit) -> ManagementAnswer:
     out = io.StringIO()
-    names = [name for name in reports.TakenBy.__struct_fields__ if name not in ("first", "last")]
     writer = csv.writer(out)
-    writer.writerow(names)
+    writer.writerow(reports.TAKEN_BY)
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
-    for row in found.data:
-        writer.writerow([_cell(getattr(row, name)) for name in names])
+    for row in found["data"]:
+        writer.writerow([_cell(row[name]) for name in reports.TAKEN_BY])
     return attachment(out.getvalue().encode(), "usage.csv", b"text/csv; charset=utf-8")
 
 
@@ -258,10 +258,10 @@ async def system(visit: PageVisit) -> View:
         "waiting": runtime.settler.waiting(),
         "failing": runtime.settler.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),
-        "windows": (await levers.windows(visit.asked(rows=MAX_ROWS))).data,
-        "config": yaml.safe_dump(config.values, sort_keys=False, allow_unicode=True),
-        "places": config.places,
-        "warnings": config.warnings,
+        "windows": (await levers.windows(visit.asked(rows=MAX_ROWS)))["data"],
+        "config": yaml.safe_dump(config["values"], sort_keys=False, allow_unicode=True),
+        "places": config["from"],
+        "warnings": config["warnings"],
         "drops": await asyncio.to_thread(_drops, visit),
     }
     return View("system.html", values)

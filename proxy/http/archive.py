@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from policies.ledger import EditKind
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
@@ -22,17 +22,11 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
     JSON,
     MAX_DIGITS,
-    Count,
-    Exchange,
+    Json,
     ManagementAnswer,
     ManagementRequest,
-    Moment,
-    Page,
-    Ref,
-    Shape,
-    Share,
-    Tokens,
     exchange_of,
+    fields_of,
     gone,
     page,
     page_from,
@@ -40,7 +34,7 @@ from proxy.http.request import (
 )
 from proxy.store import Store
 from proxy.store.inspections import Inspected
-from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, RemovedRow
+from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion, Original, RemovedRow
 from proxy.wire import view_of_stored
 from proxy.wire.chat import body_of
 from proxy.wire.codec import array_of
@@ -80,57 +74,24 @@ WHY: Mapping[str, str] = {
 }
 
 
-class Removed(Shape):
-    """One message that is out of the window; begins is not there for the operator."""
-
-    ref: Ref
-    how: str
-    why: str
-    since: Moment
-    version: Count
-    tool: str | None
-    role: str | None
-    tokens: Tokens
-    kept: Tokens
-    blob: Annotated[str, Meta(description="path of the original")]
-    begins: str | UnsetType = UNSET
-
-
-def removed_of(row: RemovedRow, *, with_text: bool) -> Removed:
-    return Removed.of(
-        row,
-        why=WHY.get(row.how, "the policy took it"),
-        since=row.at,
-        tool=row.tool or None,
-        role=row.role or None,
-        blob=BLOBS + row.ref,
-        begins=row.text[:EXCERPT] if with_text else UNSET,
-    )
+def removed_of(row: RemovedRow, *, with_text: bool) -> Json:
+    """One message that is out of the window; what it says is not there for the operator."""
+    found: Json = {
+        "ref": row.ref,
+        "how": row.how,
+        "why": WHY.get(row.how, "the policy took it"),
+        "since": row.at,
+        "version": row.version,
+        "tool": row.tool or None,
+        "role": row.role or None,
+        "tokens": row.tokens,
+        "kept": row.kept,
+        "blob": BLOBS + row.ref,
+    }
+    return found | {"begins": row.text[:EXCERPT]} if with_text else found
 
 
-class Found(Shape):
-    """One original that a search found, the beginning of what it says."""
-
-    ref: Ref
-    role: str
-    tokens: Tokens
-    text: Annotated[str, Meta(max_length=MAX_FOUND_TEXT)]
-    blob: str
-
-
-class Pin(Shape):
-    """Which removed message is to come back."""
-
-    ref: Annotated[str, Meta(min_length=1, max_length=100)]
-
-
-class Pinned(Shape):
-    """The message that comes back."""
-
-    pinned: Ref
-
-
-async def removed(asked: ManagementRequest) -> Page[Removed]:
+async def removed(asked: ManagementRequest) -> Json:
     """What is out of the conversation's window, why, since when, and where the original is."""
     limit, after = asked.limit(), asked.after(str)
     row = await asked.conversation()
@@ -142,7 +103,7 @@ async def removed(asked: ManagementRequest) -> Page[Removed]:
     return page(rows, limit, lambda row: removed_of(row, with_text=own), lambda row: (row.ref,))
 
 
-async def search(asked: ManagementRequest) -> Page[Found]:
+async def search(asked: ManagementRequest) -> Json:
     """Removed messages with all the words that are asked for, else with any of them, best first."""
     tenant, words, name = asked.own(READ), asked.query.get("q", ""), asked.query.get("conversation")
     if not words.strip():
@@ -152,12 +113,14 @@ async def search(asked: ManagementRequest) -> Page[Found]:
     limit, start = asked.limit(), min(MAX_FOUND, asked.start())
     within = None if name is None else (await asked.conversation(name)).id
     found = await asked.store.search(tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within)
-    return page_from(
-        found, start, limit, lambda row: Found.of(row, text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref)
-    )
+
+    def show(row: Original) -> Json:
+        return fields_of(row, without=("body",), text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref)
+
+    return page_from(found, start, limit, show)
 
 
-async def pin(asked: ManagementRequest) -> Pinned:
+async def pin(asked: ManagementRequest) -> Json:
     """Have a removed message come back, and never be removed again."""
     given = (await asked.fields(("ref",))).get("ref")
     if not isinstance(given, str) or not given or len(given) > MAX_REF_LEN or not given.isprintable():
@@ -165,7 +128,7 @@ async def pin(asked: ManagementRequest) -> Pinned:
     ref = given.removesuffix(TEXT_OF)
     if not await asked.runtime.planner.conversations.pin(await asked.only_conversation(), ref):
         raise NotFound(f"Nothing with the ref {ref!r} was removed from this conversation; see its list of what was.")
-    return Pinned(pinned=ref)
+    return {"pinned": ref}
 
 
 async def blob(asked: ManagementRequest) -> ManagementAnswer:
@@ -231,52 +194,29 @@ MARKDOWN = b"text/markdown; charset=utf-8"
 VERSIONS_SHOWN = 50
 
 
-class _SavedState(Shape):
-    version: Count
-    reason: str
-    window_id: Annotated[int, Meta(ge=1)]
-    at: Moment
-    branch: str
-    messages: Count
+def _state(row: CheckpointRow) -> Json:
+    return {
+        "version": row.version,
+        "reason": row.reason,
+        "window_id": row.window_id,
+        "at": row.at,
+        "branch": row.branch,
+        "messages": row.length,
+    }
 
 
-class Version(_SavedState):
+def version_of(row: CheckpointRow) -> Json:
     """One version of the checkpoint in a list."""
-
-    size: Annotated[int, Meta(ge=0, description="bytes of the state")]
-    covers: int | None
-
-
-def version_of(row: CheckpointRow) -> Version:
     size = len(row.body.encode("utf-8", "surrogatepass"))
-    return Version.of(row, messages=row.length, size=size, covers=None if row.cut is None else row.cut.covers)
+    return {**_state(row), "size": size, "covers": None if row.cut is None else row.cut.covers}
 
 
-class Saved(_SavedState):
+def saved_of(row: CheckpointRow) -> Json:
     """One version of the checkpoint; covers, ref and summary are null where it was only saved."""
-
-    covers: int | None
-    ref: str | None
-    summary: str | None
-    coverage: Share | None
-    state: Checkpoint
-
-
-class SavedVersion(Saved):
-    """A version of the checkpoint, and what it has that the one before it has not, or has no more."""
-
-    changed: dict[str, Any]
-
-
-def saved_of(row: CheckpointRow) -> Saved:
-    return Saved.of(row, **_saved(row))
-
-
-def _saved(row: CheckpointRow) -> dict[str, object]:
     state, cut = Checkpoint.from_json(row.body), row.cut
     named = [each.value for each in state.identifiers]
     return {
-        "messages": row.length,
+        **_state(row),
         "covers": None if cut is None else cut.covers,
         "ref": None if cut is None else cut.ref,
         "summary": None if cut is None else cut.text,
@@ -286,13 +226,7 @@ def _saved(row: CheckpointRow) -> dict[str, object]:
     }
 
 
-class RolledBack(Shape):
-    """The version that the conversation has now."""
-
-    version: Count
-
-
-async def checkpoint(asked: ManagementRequest) -> Saved:
+async def checkpoint(asked: ManagementRequest) -> Json:
     """The newest version of the checkpoint."""
     return saved_of(await _newest(asked))
 
@@ -307,21 +241,21 @@ async def checkpoint_markdown(asked: ManagementRequest) -> ManagementAnswer:
     return ManagementAnswer(text.encode("utf-8", "replace"), kind=MARKDOWN)
 
 
-async def checkpoints(asked: ManagementRequest) -> Page[Version]:
+async def checkpoints(asked: ManagementRequest) -> Json:
     """The versions of the checkpoint, the newest first."""
     wanted = asked.limit(), asked.after(str, int)
     rows = (await checkpoints_of(asked.store, await asked.conversation()))[::-1]
     return page_of_whole(rows, wanted, version_of, lambda row: (row.branch, row.version))
 
 
-async def checkpoint_version(asked: ManagementRequest) -> SavedVersion:
+async def checkpoint_version(asked: ManagementRequest) -> Json:
     """One version of the checkpoint."""
     version, row = asked.version(), await asked.conversation()
     found = await _at_version(asked, row, version)
     rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
     previous = Checkpoint.from_json(before[-1].body) if before else None
-    return SavedVersion.of(found, **_saved(found), changed=dict(Checkpoint.from_json(found.body).delta(previous)))
+    return {**saved_of(found), "changed": dict(Checkpoint.from_json(found.body).delta(previous))}
 
 
 async def source(asked: ManagementRequest) -> ManagementAnswer:
@@ -340,13 +274,13 @@ async def source(asked: ManagementRequest) -> ManagementAnswer:
     return await page_of_bytes(array_of([each.body for each in originals]), cursor)
 
 
-async def rollback(asked: ManagementRequest) -> RolledBack:
+async def rollback(asked: ManagementRequest) -> Json:
     """Take back what was done after a version; what is in force then is a version of its own."""
     version = asked.version()
     await asked.fields(())
     row = await asked.only_conversation()
     try:
-        return RolledBack(version=await asked.runtime.planner.conversations.rollback(row, version))
+        return {"version": await asked.runtime.planner.conversations.rollback(row, version)}
     except NoSuchVersion:
         versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[-VERSIONS_SHOWN:]
         there = f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
@@ -387,30 +321,21 @@ DROPPED = "it was dropped"
 Status = Literal["same", "changed", "removed", "added"]
 
 
-class SideRow(Shape):
-    """One item of a side; text is not there for the operator, null where it was not kept."""
+class SideRow(msgspec.Struct):
+    """One item of a side; text is not there for the operator, None where it was not kept.
 
-    place: Annotated[int, Meta(ge=0, description="its line: what stands beside it on the other side has the same")]
+    place: its line; what stands beside it on the other side has the same.
+    """
+
+    place: int
     role: str
-    kind: Annotated[str, Meta(description="message, summary or recall")]
-    tokens: Tokens
+    kind: str
+    tokens: int
     status: Status
-    reason: Annotated[str | None, Meta(description="why it is not the same")]
+    reason: str | None
     ref: str | None
-    link: Annotated[str | None, Meta(description="path of the original where the archive has it")]
+    link: str | None
     text: str | UnsetType | None = UNSET
-
-
-class BothSides(Shape):
-    """One request of a conversation, and its two arrays where they are kept."""
-
-    exchange: Exchange
-    kept: Annotated[bool, Meta(description="whether the arrays are; the newest of a conversation are (inspect)")]
-    tools: Tokens
-    pruned: Annotated[list[str], Meta(description="tools whose definitions were left out")]
-    trace: Annotated[str | None, Meta(description="address of its trace, where telemetry.trace_url says where")]
-    client: list[SideRow]
-    model: list[SideRow]
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -424,7 +349,7 @@ class Pair(msgspec.Struct, frozen=True):
         return row.status
 
 
-async def both_sides(asked: ManagementRequest) -> BothSides:
+async def both_sides(asked: ManagementRequest) -> Json:
     """One request: what the client sent, and what the model saw, item by item.
 
     The newest requests of a conversation are kept so (the policy's ``inspect``). Items that stand beside one another
@@ -438,17 +363,25 @@ async def both_sides(asked: ManagementRequest) -> BothSides:
     except KeyError:
         raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
     exchange = exchange_of(told)
-    template, trace = asked.runtime.config.telemetry.trace_url, exchange.detail.get("trace")
+    template, trace = asked.runtime.config.telemetry.trace_url, exchange["detail"].get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None
-    both = BothSides(exchange=exchange, kept=found is not None, tools=0, pruned=[], trace=link, client=[], model=[])
+    client: list[SideRow] = []
+    model: list[SideRow] = []
     if found is not None:
-        both.tools, both.pruned = found.tools, list(found.pruned)
-        both.client, both.model = _sides(found, with_text=asked.tenant is not None)
-    return both
+        client, model = _sides(found, with_text=asked.tenant is not None)
+    return {
+        "exchange": exchange,
+        "kept": found is not None,
+        "tools": 0 if found is None else found.tools,
+        "pruned": [] if found is None else list(found.pruned),
+        "trace": link,
+        "client": client,
+        "model": model,
+    }
 
 
-def runs(both: BothSides) -> list[tuple[Status, list[Pair]]]:
-    client, model = ({row.place: row for row in side} for side in (both.client, both.model))
+def runs(both: Json) -> list[tuple[Status, list[Pair]]]:
+    client, model = ({row.place: row for row in side} for side in (both["client"], both["model"]))
     pairs = [Pair(client.get(n), model.get(n)) for n in sorted(client.keys() | model.keys())]
     return [(status, list(lines)) for status, lines in groupby(pairs, key=lambda pair: pair.status)]
 

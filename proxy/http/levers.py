@@ -6,10 +6,7 @@ Whoever may see policies is shown them; the rest is the operator's, who changes 
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
-
-import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from typing import Any, Literal, get_args
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
 from proxy.config.file import ConfigError, Document, dotted, nearest
@@ -28,15 +25,11 @@ from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.http.request import (
     DAYS,
     DOLLAR_DIGITS,
-    Count,
-    Dollars,
+    Json,
     ManagementAnswer,
     ManagementRequest,
-    Moment,
-    Page,
-    Shape,
-    Tokens,
     as_json,
+    fields_of,
     page_of_whole,
 )
 from proxy.runtime import Runtime
@@ -45,84 +38,9 @@ from proxy.store.records import DAY, KeyRow, NameTaken, StoreError
 MAX_KEY_NAME = 100
 MAX_MODELS = 100
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
-Most = Annotated[int, Meta(ge=1, description="in all processes that share a PostgreSQL together")]
 
 
-class LimitedKey(Shape):
-    """What a key may take and until when; null for what every key may, and for ever."""
-
-    name: str
-    concurrency: Most | None
-    requests_per_minute: Most | None
-    expires: Moment | None
-
-
-class Key(LimitedKey):
-    """One key without its secret, and what its requests took in the last 30 days."""
-
-    tenant: Annotated[str, Meta(description="whose conversations are its own")]
-    origin: Literal["file", "database"]
-    policy: str | None
-    models: list[str]
-    allow: list[str]
-    created: Moment | None
-    revoked: Moment | None
-    last_used: Moment | None
-    requests: Count
-    tokens_after: Tokens
-    cost: Dollars | None
-
-
-Until = Annotated[Moment | str | None, Meta(description="a moment or day of ISO 8601, or like 24h or 30d from now")]
-
-
-class NewLimits(Shape):
-    """Limits to set; null, or none, lifts one."""
-
-    concurrency: Most | UnsetType | None = UNSET
-    requests_per_minute: Most | UnsetType | None = UNSET
-    expires: Until | UnsetType = UNSET
-
-
-class NewKeyPolicy(Shape):
-    """The policy to set; null for the default one."""
-
-    policy: str | None
-
-
-class KeyPolicy(Shape):
-    """A key, and the policy that it has; null for the default one."""
-
-    name: str
-    policy: str | None
-
-
-class NewKey(NewLimits, kw_only=True):
-    """A key to make."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_NAME)]
-    policy: str | UnsetType | None = UNSET
-    models: list[str] | UnsetType = UNSET
-    allow: list[Permission] | UnsetType = UNSET
-
-
-class MadeKey(LimitedKey):
-    """A key that was just made: its secret is told this once and never again."""
-
-    secret: str
-    policy: str | None
-    models: list[str]
-    allow: list[str]
-
-
-class RevokedKey(Shape):
-    """The key that is no longer taken."""
-
-    name: str
-    revoked: Moment
-
-
-async def keys(asked: ManagementRequest) -> Page[Key]:
+async def keys(asked: ManagementRequest) -> Json:
     """Every key, revoked ones included, with what it may, and its use in the last 30 days; no secrets."""
     wanted, runtime = (asked.limit(), asked.after(str)), asked.runtime
     made = await asked.store.list_keys()
@@ -133,29 +51,35 @@ async def keys(asked: ManagementRequest) -> Page[Key]:
         same = {name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)}
         stated[digest] = KeyRow(digest=digest, created=0, **same)
 
-    def shown(row: KeyRow) -> Key:
+    def shown(row: KeyRow) -> Json:
         tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
-        return Key.of(
-            row,
-            tenant=tenant,
-            origin="file" if row.digest in stated else "database",
-            models=list(row.models),
-            allow=list(row.allow),
-            created=row.created or None,
-            last_used=None if took is None else took.last,
-            requests=0 if took is None else took.requests,
-            tokens_after=0 if took is None else took.tokens_after,
-            cost=None if took is None or not took.priced else round(took.cost, DOLLAR_DIGITS),
-        )
+        return {
+            **_limited(row),
+            "tenant": tenant,
+            "origin": "file" if row.digest in stated else "database",
+            "policy": row.policy,
+            "models": list(row.models),
+            "allow": list(row.allow),
+            "created": row.created or None,
+            "revoked": row.revoked,
+            "last_used": None if took is None else took.last,
+            "requests": 0 if took is None else took.requests,
+            "tokens_after": 0 if took is None else took.tokens_after,
+            "cost": None if took is None or not took.priced else round(took.cost, DOLLAR_DIGITS),
+        }
 
     rows = [*stated.values(), *(row for row in made if row.digest not in stated)]
     return page_of_whole(rows, wanted, shown, lambda row: (row.name,))
 
 
-async def create_key(asked: ManagementRequest) -> MadeKey:
+def _limited(row: KeyRow) -> Json:
+    return {name: getattr(row, name) for name in ("name", "concurrency", "requests_per_minute", "expires")}
+
+
+async def create_key(asked: ManagementRequest) -> Json:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
-    given = await asked.fields(NewKey.__struct_fields__)
+    given = await asked.fields(("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow"))
     secret = create_secret()
     row = _new_key(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
     try:
@@ -166,7 +90,7 @@ async def create_key(asked: ManagementRequest) -> MadeKey:
     return _made(row, secret)
 
 
-async def rotate_key(asked: ManagementRequest) -> MadeKey:
+async def rotate_key(asked: ManagementRequest) -> Json:
     """Give a key another secret, told this once; what was the old one's, conversations and usage, is the new one's."""
     await asked.fields(())
     old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
@@ -175,7 +99,7 @@ async def rotate_key(asked: ManagementRequest) -> MadeKey:
     return _made(old, secret)
 
 
-async def limit_key(asked: ManagementRequest) -> LimitedKey:
+async def limit_key(asked: ManagementRequest) -> Json:
     """Set some of a key's limits, from its next request on; those that are not given stay."""
     given = await asked.fields(LIMITS)
     old, at = await _in_force(asked), asked.runtime.planner.clock()
@@ -183,25 +107,25 @@ async def limit_key(asked: ManagementRequest) -> LimitedKey:
     if limits:
         await asked.store.change_key(old.name, limits, at)
         asked.runtime.take_keys(await asked.store.list_keys())
-    return LimitedKey.of(await _in_force(asked))
+    return _limited(await _in_force(asked))
 
 
-async def set_key_policy(asked: ManagementRequest) -> KeyPolicy:
+async def set_key_policy(asked: ManagementRequest) -> Json:
     """Give a key another policy from its next request on, null for the default one; all else of it stays."""
     given = await asked.fields(("policy",))
     policy = _policy_in(asked, given)
     old, at = await _in_force(asked), asked.runtime.planner.clock()
     await asked.store.change_key(old.name, {"policy": policy}, at, change="policy")
     asked.runtime.take_keys(await asked.store.list_keys())
-    return KeyPolicy(name=old.name, policy=policy)
+    return {"name": old.name, "policy": policy}
 
 
-async def revoke_key(asked: ManagementRequest) -> RevokedKey:
+async def revoke_key(asked: ManagementRequest) -> Json:
     """Revoke a key: its next request is refused. One of the file is taken out of the file instead."""
     old, at = await _in_force(asked), asked.runtime.planner.clock()
     await asked.store.revoke_key(old.name, at)
     asked.runtime.take_keys(await asked.store.list_keys())
-    return RevokedKey(name=old.name, revoked=at)
+    return {"name": old.name, "revoked": at}
 
 
 async def _in_force(asked: ManagementRequest) -> KeyRow:
@@ -215,8 +139,9 @@ async def _in_force(asked: ManagementRequest) -> KeyRow:
     raise NotFound(f"There is no key {name[:80]!r}{nearest(name, known)}.")
 
 
-def _made(row: KeyRow, secret: str) -> MadeKey:
-    return MadeKey.of(row, secret=secret, models=list(row.models), allow=list(row.allow))
+def _made(row: KeyRow, secret: str) -> Json:
+    made = {"secret": secret, "policy": row.policy, "models": list(row.models), "allow": list(row.allow)}
+    return _limited(row) | made
 
 
 def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
@@ -263,87 +188,27 @@ PUBLISHED_ELSEWHERE = frozenset({"policies", "warnings"})
 Origin = Literal["preset", "file", "api"]
 
 
-class Policy(Shape):
-    """A policy in a line."""
-
-    name: str
-    purpose: Annotated[str, Meta(description="what it is for, in a line")] = msgspec.field(name="for")
-    origin: Origin = msgspec.field(name="from")
-    default: bool
-    mode: Literal["enforce", "observe", "off"]
-    cascade: list[str]
-
-
-class WholePolicy(Policy):
-    """A policy with every value that holds; kept says where one that was just set is kept."""
-
-    policy: Annotated[dict[str, Any], Meta(description="the words of the YAML file, every default included")]
-    warnings: list[str]
-    kept: Literal["database", "memory"] | UnsetType = UNSET
-
-
-class DeletedPolicy(Shape):
-    """That it is gone, and from where the one of its name is that holds now."""
-
-    name: str
-    deleted: Literal[True]
-    origin: Origin | None = msgspec.field(name="from")
-
-
-class Configuration(Shape):
-    """The configuration that holds."""
-
-    values: Annotated[dict[str, Any], Meta(description="every value that holds; secrets are ***")]
-    places: Annotated[dict[str, str], Meta(description="file and line of each value that is no default")] = (
-        msgspec.field(name="from")
-    )
-    policies: list[str]
-    warnings: list[str]
-
-
-async def config(asked: ManagementRequest) -> Configuration:
+async def config(asked: ManagementRequest) -> Json:
     """Every value of the configuration that holds, secrets as ``***``, and where each came from; without policies."""
     effective = asked.runtime.config
     values = public(effective)
     assert isinstance(values, dict)  # noqa: S101 - public() makes a dict of a dataclass
-    return Configuration(
-        values={name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE},
-        places={dotted(at): where for at, where in effective.places.items()},
-        policies=list(effective.policies),
-        warnings=list(effective.warnings),
-    )
+    return {
+        "values": {name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE},
+        "from": {dotted(at): where for at, where in effective.places.items()},
+        "policies": list(effective.policies),
+        "warnings": list(effective.warnings),
+    }
 
 
-class LearnedWindow(Shape):
-    """A window, or another limit, that an upstream's own refusals have taught, of a model behind a credential."""
-
-    scope: Annotated[str, Meta(description="origin, a hash of the credential or a dash, model")]
-    kind: Annotated[str, Meta(description="what is limited: tokens, images, entries, bytes …")]
-    limit: Annotated[int, Meta(ge=0, description="in what the kind is about; 0 where it has no number")]
-    seen: Annotated[int, Meta(ge=1, description="refusals that have said so")]
-    expires: Annotated[float, Meta(description="seconds since 1970, UTC")]
-
-
-class Scope(Shape):
-    """Which learned window is to be forgotten."""
-
-    scope: Annotated[str, Meta(min_length=1, max_length=MAX_SCOPE_LEN)]
-
-
-class ForgottenWindow(Shape):
-    """The window that is not known any more."""
-
-    forgotten: str
-
-
-async def windows(asked: ManagementRequest) -> Page[LearnedWindow]:
+async def windows(asked: ManagementRequest) -> Json:
     """The limits that upstreams have taught this process, and that still hold."""
     wanted = asked.limit(), asked.after(str, str)
     rows = sorted(asked.runtime.windows.learned(), key=lambda row: (row.scope, row.kind))
-    return page_of_whole(rows, wanted, LearnedWindow.of, lambda row: (row.scope, row.kind))
+    return page_of_whole(rows, wanted, fields_of, lambda row: (row.scope, row.kind))
 
 
-async def forget_window(asked: ManagementRequest) -> ForgottenWindow:
+async def forget_window(asked: ManagementRequest) -> Json:
     """Forget what was learned of a scope: what the configuration, the upstream or the tables say holds again.
 
     Other processes go on with it until it expires.
@@ -355,18 +220,18 @@ async def forget_window(asked: ManagementRequest) -> ForgottenWindow:
     asked.runtime.windows.forget(scope)
     if not await asked.store.forget_limit(scope) and not is_known:
         raise NotFound(f"No window was learned of {scope[:80]!r}.")
-    return ForgottenWindow(forgotten=scope)
+    return {"forgotten": scope}
 
 
-async def policies(asked: ManagementRequest) -> Page[Policy]:
+async def policies(asked: ManagementRequest) -> Json:
     """Every policy that there is, in a line each."""
     wanted = asked.limit(), asked.after(str)
     runtime, presets = asked.runtime, preset_documents()
     names = list(runtime.config.policies)
-    return page_of_whole(names, wanted, lambda name: Policy(**_line(runtime, name, presets)), lambda name: (name,))
+    return page_of_whole(names, wanted, lambda name: _line(runtime, name, presets), lambda name: (name,))
 
 
-async def policy(asked: ManagementRequest) -> WholePolicy:
+async def policy(asked: ManagementRequest) -> Json:
     """One policy with every value that holds, and what is doubtful in it."""
     name = asked.path["name"]
     if name not in asked.runtime.config.policies:
@@ -374,7 +239,7 @@ async def policy(asked: ManagementRequest) -> WholePolicy:
     return _whole(asked.runtime, name)
 
 
-async def put_policy(asked: ManagementRequest) -> WholePolicy | ManagementAnswer:
+async def put_policy(asked: ManagementRequest) -> Json | ManagementAnswer:
     """Set a policy for the next request on, and keep it in the database; the body is its YAML or JSON."""
     runtime, name = asked.runtime, asked.path["name"]
     if not NAME.fullmatch(name):
@@ -400,7 +265,7 @@ async def put_policy(asked: ManagementRequest) -> WholePolicy | ManagementAnswer
     return whole if known else as_json(whole, status=201)
 
 
-async def delete_policy(asked: ManagementRequest) -> DeletedPolicy:
+async def delete_policy(asked: ManagementRequest) -> Json:
     """Remove a policy that was set over HTTP: the file's policy of that name, or the preset, holds again."""
     runtime, name = asked.runtime, asked.path["name"]
     if name not in runtime.set_policies or _origin_of(runtime, name) != "api":
@@ -419,7 +284,7 @@ async def delete_policy(asked: ManagementRequest) -> DeletedPolicy:
     runtime.adopt(restored)
     left = _origin_of(runtime, name) if name in restored.policies else None
     runtime.logger.info("policy %s of the API was removed by the admin, now it is from: %s", name, left or "nothing")
-    return DeletedPolicy(name=name, deleted=True, origin=left)
+    return {"name": name, "deleted": True, "from": left}
 
 
 def _read_policy(config: Config, name: str, text: str) -> Mapping[str, object]:
@@ -451,15 +316,19 @@ def _line(runtime: Runtime, name: str, presets: Mapping[str, Document]) -> dict[
         document = Document(name=name, data=given.body)
     return {
         "name": name,
-        "purpose": about(document),
-        "origin": _origin_of(runtime, name),
+        "for": about(document),
+        "from": _origin_of(runtime, name),
         "default": name == runtime.config.default_policy,
         "mode": str(settings.mode),
         "cascade": [layer.strategy for layer in settings.layers],
     }
 
 
-def _whole(runtime: Runtime, name: str, *, kept: Literal["database", "memory"] | UnsetType = UNSET) -> WholePolicy:
+def _whole(runtime: Runtime, name: str, *, kept: Literal["database", "memory"] | None = None) -> Json:
     settings = runtime.config.policy(name)
-    row, warnings = _line(runtime, name, preset_documents()), list(policy_warnings(settings))
-    return WholePolicy(**row, policy=policy_values(settings), warnings=warnings, kept=kept)
+    whole = {
+        **_line(runtime, name, preset_documents()),
+        "policy": policy_values(settings),
+        "warnings": list(policy_warnings(settings)),
+    }
+    return whole if kept is None else whole | {"kept": kept}

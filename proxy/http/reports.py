@@ -4,31 +4,21 @@ What goes through at this moment is told as it is stored: any replica tells of a
 """
 
 import asyncio
+import dataclasses
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Annotated, Any, Literal, get_args
+from typing import Literal, get_args
 
-import msgspec
-from msgspec import Meta
-
-from policies.health import Category, HealthTrend, Level, Snapshot, trend_of
+from policies.health import Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     DOLLAR_DIGITS,
-    Count,
-    Digest,
-    Dollars,
+    Json,
     ManagementAnswer,
     ManagementRequest,
-    Moment,
-    Page,
-    Ref,
-    Shape,
-    Share,
-    Tokens,
     cursor_of,
+    fields_of,
     page,
     page_from,
 )
@@ -38,69 +28,31 @@ from proxy.store.records import DAY, AlertRow, ConversationRow, EvictionRow, Sto
 from proxy.store.transaction import Place
 
 KINDS: tuple[By, ...] = get_args(By)
-FIGURES = attrgetter(*ADDED)
 
 
-class Taken(Shape, kw_only=True):
-    """What requests took, all together."""
-
-    requests: Count
-    failed: Annotated[int, Meta(ge=0, description="answered with a status of 400 or above, or not at all")]
-    tokens_before: Annotated[int, Meta(ge=0, description="of answered requests as clients sent them")]
-    tokens_after: Annotated[int, Meta(ge=0, description="of the same as they were forwarded")]
-    prompt: Annotated[int, Meta(ge=0, description="tokens that upstreams reported")]
-    cached: Tokens
-    completion: Tokens
-    priced: Annotated[int, Meta(ge=0, description="requests whose cost is known")]
-    unpriced: Annotated[int, Meta(ge=0, description="answered requests without a price: not in the cost")]
-    estimated: Annotated[int, Meta(ge=0, description="requests whose tokens Weir counted: no usage was reported")]
-    cost: Dollars | None
-    cost_saved: Dollars | None
-    summarizer_tokens: Tokens
-    summarizer_cost: Dollars
-    tokens_saved: int
+TAKEN = (
+    *("requests", "failed", "tokens_before", "tokens_after", "prompt", "cached", "completion", "priced", "unpriced"),
+    *("estimated", "cost", "cost_saved", "summarizer_tokens", "summarizer_cost", "tokens_saved"),
+)
+"""What requests took, in the order of the JSON."""
+TAKEN_BY = ("tenant", "key", "group", *TAKEN)
 
 
-class _OfKey(Taken):  # fields that are not for keywords only come first in the JSON
-    tenant: str
-    key: Annotated[str | None, Meta(description="name of the key, null for one that Weir does not know")]
-    group: Annotated[str | None, Meta(description="the model, policy, day or conversation, null where by is not given")]
-
-
-class TakenBy(_OfKey, kw_only=True):
+def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> Json:
     """What the requests of one key took, or of one group of them."""
-
-    first: Moment
-    last: Moment
-
-
-class Usage(Shape):
-    """What requests took since a moment."""
-
-    since: Moment
-    by: By | None
-    total: Taken
-    data: list[TakenBy]
-    next: str | None
+    whose = {"tenant": row.tenant, "key": names.get(row.tenant), "group": row.group if by is not None else None}
+    return {**whose, **taken([row]), "first": row.first, "last": row.last}
 
 
-def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> TakenBy:
-    group = row.group if by is not None else None
-    return TakenBy.of(row, key=names.get(row.tenant), group=group, **_sums([row]))
-
-
-def taken(rows: Sequence[UsageRow]) -> Taken:
-    return Taken(**_sums(rows))
-
-
-def _sums(rows: Sequence[UsageRow]) -> dict[str, Any]:
-    columns = zip(*map(FIGURES, rows), strict=True) if rows else ((0,) for _ in ADDED)
-    sums: dict[str, Any] = {name: sum(column) for name, column in zip(ADDED, columns, strict=True)}
+def taken(rows: Sequence[UsageRow]) -> Json:
+    """What requests took, all together."""
+    sums: Json = {name: sum(getattr(row, name) for row in rows) for name in ADDED}
     for name in ("cost", "cost_saved"):
         sums[name] = round(sums[name], DOLLAR_DIGITS) if sums["priced"] else None
     sums["summarizer_cost"] = round(sums["summarizer_cost"], DOLLAR_DIGITS)
     sums["unpriced"] = max(0, sums["requests"] - sums["failed"] - sums["priced"])
-    return sums | {"tokens_saved": sums["tokens_before"] - sums["tokens_after"]}
+    sums["tokens_saved"] = sums["tokens_before"] - sums["tokens_after"]
+    return {name: sums[name] for name in TAKEN}
 
 
 def beside_cost(*, unpriced: float, estimated: float) -> str:
@@ -109,7 +61,7 @@ def beside_cost(*, unpriced: float, estimated: float) -> str:
     return ", ".join(f"{number:,.0f} request{'' if number == 1 else 's'} {kind}" for number, kind in kinds if number)
 
 
-async def usage(asked: ManagementRequest) -> Usage:
+async def usage(asked: ManagementRequest) -> Json:
     """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or conversation.
 
     Days are those of UTC: the one of ``since`` is counted whole. Deleted conversations are counted, without a name. The
@@ -120,110 +72,59 @@ async def usage(asked: ManagementRequest) -> Usage:
     rows = await asked.store.usage(asked.tenant, since=since, by=by)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
-    return Usage(since=since, by=by, total=taken(rows), data=found.data, next=found.next)
+    return {"since": since, "by": by, "total": taken(rows), **found}
 
 
-Status = Literal["ok", "critical", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
 
 
-class Alert(Shape):
-    """One alert; closed is null while it is open."""
-
-    kind: str
-    level: Level
-    category: Category = msgspec.field(name="class")
-    conversation: str
-    at: Moment
-    closed: Moment | None
-    value: float
-    threshold: float
-    said: str
-
-
-def alert_of(row: AlertRow) -> Alert:
-    return Alert.of(row, value=round(row.value, 4), threshold=row.limit)
+def alert_of(row: AlertRow) -> Json:
+    """One alert; closed is None while it is open."""
+    return {
+        "kind": row.kind,
+        "level": row.level,
+        "class": row.category,
+        "conversation": row.conversation,
+        "at": row.at,
+        "closed": row.closed,
+        "value": round(row.value, 4),
+        "threshold": row.limit,
+        "said": row.said,
+    }
 
 
-class Reading(Shape):
-    """The six health metrics after one request; what was not measured is null."""
-
-    at: Moment
-    utilization: Share
-    eviction_rate: Annotated[float, Meta(ge=0)]
-    compression_ratio: float | None
-    burn_rate: float | None
-    fidelity_score: Share | None
-    tool_result_bloat: Share
-    window_id: Annotated[int, Meta(ge=1)]
-
-
-def reading_of(snapshot: Snapshot) -> Reading:
-    values: dict[str, Any] = snapshot._asdict()
+def reading_of(snapshot: Snapshot) -> Json:
+    """The six health metrics after one request; what was not measured is None."""
+    values: Json = snapshot._asdict()
     measured = {name: round(each, 3) for name, each in values.items() if isinstance(each, float)}
-    return Reading.of(snapshot, **{**measured, "at": snapshot.at})
-
-
-class ConversationHealth(Shape):
-    """How well one conversation is kept, and where that is heading."""
-
-    conversation: str
-    status: Status
-    snapshot: Reading | None
-    trend: HealthTrend
-    alerts: list[Alert]
-    history: list[Reading]
+    return {**values, **measured, "at": snapshot.at}
 
 
 def conversation_health(
     row: ConversationRow, snapshots: Sequence[Snapshot], alerts: Sequence[AlertRow], *, limit: int
-) -> ConversationHealth:
+) -> Json:
+    """How well one conversation is kept, and where that is heading."""
     opened = {alert.level for alert in alerts if alert.closed is None}
-    return ConversationHealth(
-        conversation=row.name,
-        status=next((level for level in LEVELS if level in opened), "ok"),
-        snapshot=reading_of(snapshots[-1]) if snapshots else None,
-        trend=trend_of(snapshots),
-        alerts=[alert_of(alert) for alert in alerts],
-        history=[reading_of(each) for each in snapshots[-limit:]],
-    )
+    return {
+        "conversation": row.name,
+        "status": next((level for level in LEVELS if level in opened), "ok"),
+        "snapshot": reading_of(snapshots[-1]) if snapshots else None,
+        "trend": dataclasses.asdict(trend_of(snapshots)),
+        "alerts": [alert_of(alert) for alert in alerts],
+        "history": [reading_of(each) for each in snapshots[-limit:]],
+    }
 
 
-class Open(Shape):
-    """How many alerts are open, by level."""
-
-    critical: Count
-    warning: Count
-    info: Count
-
-
-class OpenAlerts(Shape):
-    """The open alerts, and the gravest level among them."""
-
-    status: Status
-    open: Open
-    data: list[Alert]
-    next: str | None
-
-
-def open_alerts(found: Page[Alert], counts: Mapping[str, int]) -> OpenAlerts:
-    return OpenAlerts(
-        status=next((level for level in LEVELS if counts.get(level)), "ok"),
-        open=Open(**{level: counts.get(level, 0) for level in LEVELS}),
-        data=found.data,
-        next=found.next,
-    )
-
-
-async def health(asked: ManagementRequest) -> OpenAlerts:
+async def health(asked: ManagementRequest) -> Json:
     """The open alerts over the caller's conversations, the newest first, and how many there are of each level."""
     limit, after = asked.limit(), asked.after(float, str, str, str)
     rows, counts = await asked.store.open_alerts(asked.tenant, limit=limit + 1, after=after)
     found = page(rows, limit, alert_of, lambda row: (row.at, row.kind, row.tenant, row.conversation))
-    return open_alerts(found, counts)
+    status = next((level for level in LEVELS if counts.get(level)), "ok")
+    return {"status": status, "open": {level: counts.get(level, 0) for level in LEVELS}, **found}
 
 
-async def health_of(asked: ManagementRequest) -> ConversationHealth:
+async def health_of(asked: ManagementRequest) -> Json:
     """The six metrics of one conversation, where they are heading, and its alerts."""
     limit = asked.limit()
     row = await asked.conversation()
@@ -235,53 +136,7 @@ ENDED = (0, "", 0, 0)
 """The place in a list of evictions that has come to its end before the list beside it."""
 
 
-class Eviction(Shape):
-    """One thing that a batch took out or made shorter."""
-
-    digest: Digest
-    occurrence: Count
-    kind: str
-    layer: str
-    policy: str
-    tokens_before: Tokens
-    tokens_after: Tokens
-    tokens_remaining: Tokens
-    scorer: str
-    tool: str
-    tenant: str
-    conversation: str
-    branch: str
-    version: Count
-    position: Count
-    at: Moment
-    ref: Ref
-    freed: int
-
-
-class Audited(Shape):
-    """One row of the audit with all that its hash covers."""
-
-    tenant: str
-    seq: Annotated[int, Meta(ge=1)]
-    at: Moment
-    type: str
-    conversation: str
-    branch: str
-    request: str
-    facts: Any
-    prev: Digest
-    hash: Digest
-
-
-class ConversationAudit(Shape):
-    """What batches took out of the window or made shorter, and the conversation's rows in the audit, newest first."""
-
-    data: list[Eviction]
-    events: list[Audited]
-    next: str | None
-
-
-async def audit(asked: ManagementRequest) -> Page[Audited]:
+async def audit(asked: ManagementRequest) -> Json:
     """The rows of the caller's audit, newest first, those of deleted conversations included; for the operator of all.
 
     ``type`` leaves one kind of row.
@@ -297,7 +152,7 @@ async def audit(asked: ManagementRequest) -> Page[Audited]:
     return page(rows, limit, _audited, place)
 
 
-async def conversation_audit(asked: ManagementRequest) -> ConversationAudit:
+async def conversation_audit(asked: ManagementRequest) -> Json:
     """What batches took out of the conversation's window or made shorter, and its rows in the audit, newest first."""
     limit, given = asked.limit(), asked.after(float, str, int, int, int)
     row = await asked.conversation()
@@ -312,15 +167,15 @@ async def conversation_audit(asked: ManagementRequest) -> ConversationAudit:
         last = rows[limit - 1] if len(rows) > limit else None
         place = ENDED if last is None else (last.at, last.branch, last.version, last.position)
         following = cursor_of((*place, told[limit - 1].seq if len(told) > limit else 0))
-    return ConversationAudit(
-        data=[Eviction.of(each, ref=each.digest.hex()[:12]) for each in rows[:limit]],
-        events=[_audited(each) for each in told[:limit]],
-        next=following,
-    )
+    return {
+        "data": [fields_of(each, ref=each.digest.hex()[:12], freed=each.freed) for each in rows[:limit]],
+        "events": [_audited(each) for each in told[:limit]],
+        "next": following,
+    }
 
 
-def _audited(row: AuditRow) -> Audited:
-    return Audited.of(row, facts=row.told)
+def _audited(row: AuditRow) -> Json:
+    return fields_of(row, facts=row.told)
 
 
 Metric = Literal[
@@ -356,21 +211,7 @@ ENDS_AFTER = 600.0
 AT_ONCE = 50
 
 
-class Point(Shape):
-    """One step of a series."""
-
-    at: Moment
-    value: Annotated[float | None, Meta(description="null where nothing was measured")]
-
-
-class MetricSeries(Shape):
-    """A metric over time, oldest first; a step without a request is there with 0, or null where there is nothing."""
-
-    metric: Metric
-    unit: str
-    step: Annotated[int, Meta(ge=1, description="seconds")]
-    since: Moment
-    data: list[Point]
+Points = list[dict[str, float | None]]
 
 
 VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
@@ -383,7 +224,7 @@ VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
 COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "completion"})
 
 
-async def series(asked: ManagementRequest) -> MetricSeries:
+async def series(asked: ManagementRequest) -> Json:
     """A metric of the caller's requests over time, step by step; the operator gets that of everybody's.
 
     ``store_bytes``, the size of the database, is for the operator.
@@ -403,12 +244,10 @@ async def series(asked: ManagementRequest) -> MetricSeries:
     else:
         rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
         unit, values = values_of(rows, metric, since=since, until=now, step=step)
-    return MetricSeries(metric=metric, unit=unit, step=step, since=since, data=values)
+    return {"metric": metric, "unit": unit, "step": step, "since": since, "data": values}
 
 
-def values_of(
-    rows: Sequence[Figures], metric: Metric, *, since: float, until: float, step: int
-) -> tuple[str, list[Point]]:
+def values_of(rows: Sequence[Figures], metric: Metric, *, since: float, until: float, step: int) -> tuple[str, Points]:
     """The unit of a metric, and its value at each step between two moments."""
     fallback = ("tokens" if metric in COUNTED else "requests", lambda row: getattr(row, metric))
     unit, value = VALUES.get(metric, fallback)
@@ -416,10 +255,10 @@ def values_of(
     return unit, _points(known, metric, since=since, until=until, step=step)
 
 
-def _points(known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int) -> list[Point]:
+def _points(known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int) -> Points:
     empty = None if metric in UNMEASURED_IS_NULL else 0
     places = range(math.floor(since / step), math.floor(until / step) + 1)
-    return [Point(at=float(step * n), value=known.get(n, empty)) for n in places]
+    return [{"at": float(step * n), "value": known.get(n, empty)} for n in places]
 
 
 def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -> dict[str, int]:

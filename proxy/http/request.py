@@ -1,7 +1,6 @@
-"""One request to the management API, taken apart, what its answers are made of, and lists in pages.
+"""One request to the management API, taken apart, rows as JSON, and lists in pages.
 
-A shape is the answer and its schema in one. The OpenAPI document is made of the shapes: their names, docstrings and
-fields are part of the API, and the order of the fields is that of the JSON.
+openapi.json says what each answer has; the order of a row's fields is that of the JSON.
 """
 
 import contextlib
@@ -9,11 +8,10 @@ import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import parse_qs
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
 
 from proxy.config.values import moment_in
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
@@ -30,84 +28,36 @@ from proxy.wire.codec import CHAT, Codec
 
 Row = TypeVar("Row")
 
-Tokens = Annotated[int, Meta(ge=0, description="tokens")]
-Count = Annotated[int, Meta(ge=0)]
-Moment = Annotated[float, Meta(ge=0, description="seconds since 1970, UTC")]
-Share = Annotated[float, Meta(ge=0, description="a share; 1 is all of it")]
-Dollars = Annotated[float, Meta(description="US dollars at list prices")]
-Ref = Annotated[str, Meta(description="the key of an original in the archive", pattern=r"^[0-9a-f]+$")]
-Digest = Annotated[str, Meta(description="hexadecimal", pattern=r"^[0-9a-f]*$")]
+Json = dict[str, Any]
 
 
-class Shape(msgspec.Struct):
-    @classmethod
-    def of(cls, row: object, **own: object) -> Self:
-        """The fields of ``row`` that have the shape's names, bytes as hexadecimal, but for those in ``own``."""
-        values = {name: own[name] if name in own else getattr(row, name) for name in cls.__struct_fields__}
-        return cls(**{name: each.hex() if isinstance(each, bytes) else each for name, each in values.items()})
-
-    def plain(self) -> dict[str, Any]:
-        return dict(msgspec.to_builtins(self))
-
-
-class Page(Shape, Generic[Row]):
-    """A page of a list; next is the cursor of the following one, null on the last."""
-
-    data: list[Row]
-    next: str | None
-
-
-class Fault(Shape):
-    """What is wrong; param names the parameter or field, weir says what there is."""
-
-    message: str
-    type: Literal["invalid_request_error", "authentication_error", "permission_error", "requests"]
-    param: str | None
-    code: Literal[
-        "invalid_request", "invalid_json", "invalid_api_key", "request_too_large", "rate_limit_exceeded", "internal"
-    ]
-    weir: dict[str, Any] | UnsetType = UNSET
-
-
-class Error(Shape):
-    """An error in OpenAI's shape."""
-
-    error: Fault
+def fields_of(row: msgspec.Struct, *, without: Collection[str] = (), **own: object) -> Json:
+    """The fields of a row as JSON has them, bytes as hexadecimal, those in ``own`` in their place or after them."""
+    values = {**msgspec.structs.asdict(row), **own}
+    plain = {name: each.hex() if isinstance(each, bytes) else each for name, each in values.items()}
+    return dict(msgspec.to_builtins({name: each for name, each in plain.items() if name not in without}))
 
 
 Zone = Literal["green", "yellow", "orange", "red", "critical"]
-Did = Literal["none", "evaluate", "evict_and_compress", "emergency_compaction", "cross_window_save"]
 ZONES: tuple[Zone, ...] = get_args(Zone)
 EMERGENCY = "emergency_compaction"
 ACTED = frozenset({"evict_and_compress", "cross_window_save", EMERGENCY})
 PREPARING = frozenset({"orange", "red", "critical"})
 
 
-class DecisionRecord(Shape):
+def decision_of(row: ExchangeRow) -> Json:
     """The decision record of one request."""
-
-    action: Did
-    utilization_before: Share | None
-    utilization_after: Share
-    evicted_blocks: Count
-    compression_strategy: Annotated[str | None, Meta(description="layers whose work was kept, joined by +")]
-    recommendation: Literal["none", "watch", "prepare", "enforce", "enlarge"]
-    new_window_id: int | None
-    compaction_summary_tokens: Tokens | None
-
-
-def decision_of(row: ExchangeRow) -> DecisionRecord:
     before = row.pressure_before
-    return DecisionRecord.of(
-        row,
-        utilization_before=None if before is None else round(before, 4),
-        utilization_after=round(row.pressure, 4),
-        evicted_blocks=row.evicted,
-        compression_strategy=row.strategy or None,
-        recommendation=_recommendation(row),
-        new_window_id=row.detail.get("window_id"),
-        compaction_summary_tokens=row.detail.get("summary_tokens"),
-    )
+    return {
+        "action": row.action,
+        "utilization_before": None if before is None else round(before, 4),
+        "utilization_after": round(row.pressure, 4),
+        "evicted_blocks": row.evicted,
+        "compression_strategy": row.strategy or None,
+        "recommendation": _recommendation(row),
+        "new_window_id": row.detail.get("window_id"),
+        "compaction_summary_tokens": row.detail.get("summary_tokens"),
+    }
 
 
 def _recommendation(row: ExchangeRow) -> str:
@@ -123,72 +73,14 @@ def _recommendation(row: ExchangeRow) -> str:
     return "watch" if row.zone == "yellow" else "none"
 
 
-class LayerRun(Shape):
-    """What one layer did to a request, in uncalibrated tokens."""
-
-    layer: str
-    scope: Annotated[str, Meta(description="the bucket that it was about, total for the whole request")]
-    tokens_before: Tokens
-    tokens_after: Tokens
-    units: Count
-    kept: Annotated[bool, Meta(description="whether its work is in the request")]
-    rung: Annotated[bool, Meta(description="whether it is what helped after all layers had not")]
-    reason: Annotated[str | None, Meta(description="why it did nothing, or less than asked")]
-    ref: str | None
+FOR_THE_PLANNER = frozenset({"trend", "health", "events", "refusal", "floating", "inspection"})
 
 
-class Exchange(Shape):
-    """One request: tokens, pressure, what was done and why."""
-
-    id: str
-    tenant: str
-    conversation: str
-    name: str
-    branch: str
-    parent: str | None
-    at: Moment
-    model: str
-    policy: str
-    chain_end: Digest
-    length: Annotated[int, Meta(ge=0, description="messages behind the system prompt")]
-    status: Annotated[int, Meta(ge=0, description="HTTP status of the answer, 0 for none")]
-    outcome: str
-    tokens_before: Tokens
-    tokens_after: Tokens
-    limit: int
-    pressure: Share
-    zone: Zone
-    actions: str
-    usage_prompt: Tokens | None
-    usage_completion: Tokens | None
-    usage_cached: Tokens | None
-    usage_estimated: Annotated[bool, Meta(description="the answer reports no usage: these are Weir's own counts")]
-    overhead_ms: Annotated[float, Meta(ge=0)]
-    duration_ms: Annotated[float, Meta(ge=0)]
-    attempts: Count
-    action: Did
-    observed: bool
-    evicted: Count
-    strategy: str
-    pressure_before: Share | None
-    velocity: float | None
-    turns_until_red: float | None
-    parent_conversation: str | None
-    detail: Annotated[dict[str, Any], Meta(description="buckets, caps, events, tools and more; open to additions")]
-    hit_ratio: Share | None
-    cold: bool
-    prefix_changed: Literal["none", "client", "proxy"]
-    cost: Dollars | None
-    cost_saved: Dollars | None
-    layers: list[LayerRun]
-    decision: DecisionRecord
-
-
-def exchange_of(row: ExchangeRow) -> Exchange:
+def exchange_of(row: ExchangeRow) -> Json:
     """One request of a conversation; what the next one is planned from is not shown."""
-    return Exchange.of(
+    return fields_of(
         row,
-        detail=dict(row.detail),
+        without=FOR_THE_PLANNER,
         **shown(row.detail),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),
@@ -211,7 +103,6 @@ DAYS = 30
 DOLLAR_DIGITS = 6
 
 
-Shown = TypeVar("Shown")
 Word = TypeVar("Word", bound=str)
 PlaceOf = Callable[[Row], Place]
 
@@ -226,12 +117,12 @@ class ManagementAnswer(msgspec.Struct, frozen=True):
     stream: AsyncIterator[bytes] | None = None
 
 
-def as_json(value: msgspec.Struct, *, status: int = 200) -> ManagementAnswer:
-    data = msgspec.to_builtins(value)
+def as_json(value: Json, *, status: int = 200) -> ManagementAnswer:
+    plain = msgspec.to_builtins(value)
     try:
-        body = json.dumps(data, ensure_ascii=False).encode()
+        body = json.dumps(plain, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        body = json.dumps(data).encode()
+        body = json.dumps(plain).encode()
     return ManagementAnswer(body, status)
 
 
@@ -380,21 +271,21 @@ def cursor_of(place: Place) -> str:
     return urlsafe_b64encode(json.dumps(list(place), separators=(",", ":")).encode()).rstrip(b"=").decode()
 
 
-def page(rows: Sequence[Row], limit: int, show: Callable[[Row], Shown], place: PlaceOf[Row]) -> Page[Shown]:
+def page(rows: Sequence[Row], limit: int, show: Callable[[Row], Json], place: PlaceOf[Row]) -> Json:
     """A page of ``rows``, of which there is one beyond ``limit`` where another page follows."""
     following = cursor_of(place(rows[limit - 1])) if len(rows) > limit else None
-    return Page(data=[show(row) for row in rows[:limit]], next=following)
+    return {"data": [show(row) for row in rows[:limit]], "next": following}
 
 
-def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row], Shown]) -> Page[Shown]:
+def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row], Json]) -> Json:
     """A page of a list whose cursor is a number of rows."""
     following = cursor_of((start + limit,)) if len(rows) > start + limit else None
-    return Page(data=[show(row) for row in rows[start : start + limit]], next=following)
+    return {"data": [show(row) for row in rows[start : start + limit]], "next": following}
 
 
 def page_of_whole(
-    rows: Sequence[Row], asked: tuple[int, Place | None], show: Callable[[Row], Shown], place: PlaceOf[Row]
-) -> Page[Shown]:
+    rows: Sequence[Row], asked: tuple[int, Place | None], show: Callable[[Row], Json], place: PlaceOf[Row]
+) -> Json:
     """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they come behind."""
     limit, after = asked
     start = 0

@@ -26,14 +26,16 @@ from proxy.errors import (
 )
 from proxy.http import archive
 from proxy.http.archive import WHY, removed_of, saved_of, version_of
-from proxy.http.conversations import MAX_NOTE_LEN, Conversation, KeptNote, status_of
-from proxy.http.reports import Audited, Eviction, alert_of, reading_of, taken, taken_by
-from proxy.http.request import decision_of, exchange_of
+from proxy.http.conversations import MAX_NOTE_LEN, status_of
+from proxy.http.reports import alert_of, reading_of, taken, taken_by
+from proxy.http.request import decision_of, exchange_of, fields_of
 from proxy.http.table import PREFIX, ROUTES, ManagementRoute
+from proxy.store.chain import AuditRow
 from proxy.store.records import (
     AlertRow,
     CheckpointRow,
     ConversationRow,
+    EvictionRow,
     ExchangeRow,
     NoteRow,
     RemovedRow,
@@ -99,15 +101,15 @@ USAGE = UsageRow(
 
 def test_every_field_of_an_answer_is_on_the_page() -> None:
     one = "conversations/{id}"
-    assert set(Conversation.of(CONVERSATION).plain()) <= in_code(said(route("conversations")))
-    report = status_of(CONVERSATION, None, windows=1, events=0, soft={}).plain()
-    assert set(report) - set(Conversation.__struct_fields__) <= in_code(said(route(one)))
-    shown = saved_of(CHECKPOINT).plain()
+    assert set(fields_of(CONVERSATION)) <= in_code(said(route("conversations")))
+    report = status_of(CONVERSATION, None, windows=1, events=0, soft={})
+    assert set(report) - set(fields_of(CONVERSATION)) <= in_code(said(route(one)))
+    shown = saved_of(CHECKPOINT)
     assert set(shown) == set(example(said(route(f"{one}/checkpoint"))))
     assert isinstance(shown["state"], dict)
     assert set(shown["state"]) == set(example(said(route(f"{one}/checkpoint")))["state"])
-    assert set(version_of(CHECKPOINT).plain()) <= in_code(said(route(f"{one}/checkpoints")))
-    removed = removed_of(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True).plain()
+    assert set(version_of(CHECKPOINT)) <= in_code(said(route(f"{one}/checkpoints")))
+    removed = removed_of(RemovedRow(ref="0", how="evict", version=1, at=0.0), with_text=True)
     assert set(removed) == set(example(said(route(f"{one}/removed")))["data"][0])
     opened = AlertRow(
         tenant="t",
@@ -120,24 +122,23 @@ def test_every_field_of_an_answer_is_on_the_page() -> None:
         limit=3,
         said="",
     )
-    assert set(alert_of(opened).plain()) == set(example(said(route("health")))["data"][0])
-    assert set(alert_of(opened).plain()) == set(example(said(route(f"{one}/health")))["alerts"][0])
-    snapshot = reading_of(Snapshot(0.0, 0.5, 0.0, None, None, None, 0.0, 1)).plain()
+    assert set(alert_of(opened)) == set(example(said(route("health")))["data"][0])
+    assert set(alert_of(opened)) == set(example(said(route(f"{one}/health")))["alerts"][0])
+    snapshot = reading_of(Snapshot(0.0, 0.5, 0.0, None, None, None, 0.0, 1))
     assert set(snapshot) == set(example(said(route(f"{one}/health")))["snapshot"])
     assert set(asdict(trend_of([]))) == set(example(said(route(f"{one}/health")))["trend"])
-    note = KeptNote.of(NoteRow(id=b"", at=0.0, category="", importance="", source="", text="")).plain()
+    note = fields_of(NoteRow(id=b"", at=0.0, category="", importance="", source="", text=""))
     assert set(note) <= in_code(said(route(f"{one}/notes")))
-    assert set(archive.Found.__struct_fields__) <= in_code(said(route("search")))
+    assert {"ref", "role", "tokens", "text", "blob"} <= in_code(said(route("search")))
     used = example(said(route("usage")))
-    assert set(taken([USAGE]).plain()) == set(used["total"])
-    assert set(taken_by(USAGE, by="model", names={}).plain()) == set(used["data"][0])
-    request = exchange_of(EXCHANGE).plain()
-    assert {"decision", "layers", "detail"} | set(decision_of(EXCHANGE).plain()) <= in_code(
-        said(route(f"{one}/timeline"))
-    )
+    assert set(taken([USAGE])) == set(used["total"])
+    assert set(taken_by(USAGE, by="model", names={})) == set(used["data"][0])
+    request = exchange_of(EXCHANGE)
+    assert {"decision", "layers", "detail"} | set(decision_of(EXCHANGE)) <= in_code(said(route(f"{one}/timeline")))
     assert {"decision", "layers", "detail"} <= set(request)
     told = in_code(said(route(f"{one}/audit"))) - {"audit", "limit", "events", "cursor"}
-    assert set(Audited.__struct_fields__) <= told <= {*Eviction.__struct_fields__, *Audited.__struct_fields__}
+    evicted = {*EvictionRow.__struct_fields__, "ref", "freed"}
+    assert set(AuditRow.__struct_fields__) <= told <= {*evicted, *AuditRow.__struct_fields__}
 
 
 def example(text: str) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Contract:
         path = self.path_of(answer.request.url.raw_path.decode())
         operation = self.document["paths"][path][method.lower()]
         described = operation["responses"].get(str(answer.status_code))
+        if described is not None and "$ref" in described:
+            described = self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
         assert described is not None, (method, path, answer.status_code, answer.text)
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in described["content"], (method, path, kind)

@@ -211,7 +211,11 @@ async def test_the_document_is_valid_and_has_exactly_the_routes_that_there_are(a
     assert described == {(route.method, PREFIX + route.pattern) for route in ROUTES}
     for route in ROUTES:
         operation = document["paths"][PREFIX + route.pattern][route.method.lower()]
-        names = [each["name"] for each in operation["parameters"] if each["in"] == "query"]
+        shared = document["components"]["parameters"]
+        parameters = [
+            shared[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in operation["parameters"]
+        ]
+        names = [each["name"] for each in parameters if each["in"] == "query"]
         assert names == list(route.query)
         assert operation["summary"]
         security = operation.get("security", document["security"])

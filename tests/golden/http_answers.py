@@ -19,7 +19,6 @@ from tests.upstream import Dialect, SimulatorSettings
 from tests.upstream.app import serve_simulator
 
 ANSWERS = Path(__file__).with_name("http_answers.json")
-DOCUMENT = Path(__file__).with_name("http_openapi.json")
 POLICIES = """
 upstreams:
   main: {{base_url: "{upstream}", api_key: pass}}
@@ -155,16 +154,8 @@ def written(answers: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def lines_of(document: bytes) -> str:
-    """The OpenAPI document with a line for each path and each schema; names have no order."""
-    whole = _sorted(json.loads(document))
-    parts = {"rest": {name: value for name, value in whole.items() if name not in {"paths", "components"}}}
-    parts |= whole["paths"] | whole["components"]["schemas"] | whole["components"]["securitySchemes"]
-    return written(parts)
-
-
-async def record(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """Every answer, and the OpenAPI document."""
+async def record(folder: Path) -> dict[str, Any]:
+    """Every answer."""
     async with (
         serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator,
         serve_simulator(SimulatorSettings(window=8_192, dialect=Dialect.ANTHROPIC), counter=COUNTER) as claude,
@@ -182,8 +173,7 @@ async def record(folder: Path) -> tuple[dict[str, Any], bytes]:
             await _refused(recorder)
             await _beside(recorder)
             await _exchanges(recorder)
-            document = (await api.ask("GET", "openapi.json", key=None)).content
-            return recorder.answers, document
+            return recorder.answers
 
 
 async def _live(api: Api) -> None:
@@ -328,21 +318,11 @@ def _said(turns: int) -> list[dict[str, str]]:
     return [*said, {"role": "user", "content": "Go on."}]
 
 
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            n: sorted(each) if n == "required" and isinstance(each, list) else _sorted(each)
-            for n, each in sorted(value.items())
-        }
-    return [_sorted(each) for each in value] if isinstance(value, list) else value
-
-
 def main() -> None:
     """Write the answers of today."""
     with tempfile.TemporaryDirectory() as folder:
-        answers, document = asyncio.run(record(Path(folder)))
+        answers = asyncio.run(record(Path(folder)))
     ANSWERS.write_text(written(answers))
-    DOCUMENT.write_text(lines_of(document))
 
 
 if __name__ == "__main__":
