@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from starlette.routing import Router
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Keyring, tenant_source
@@ -25,13 +30,14 @@ from proxy.conversation.book import Conversations
 from proxy.custom import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
-from proxy.errors import ContextLengthExceeded, NotFound, UpgradeRequired
+from proxy.errors import Conflict, ContextLengthExceeded, MethodNotAllowed, NotFound, ProxyError, UpgradeRequired
+from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.run import answering
-from proxy.http.endpoints import Api, HealthRoutes
+from proxy.http.endpoints import METHODS, Api, Probes
 from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
-from proxy.http.request import counted, respond, respond_error
-from proxy.http.table import Management
+from proxy.http.request import JSON, NOT_KEPT, Own, as_error
+from proxy.http.routes import Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
@@ -41,8 +47,8 @@ from proxy.planning.workers import Workers, processes_for_plans
 from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.key_use import OPEN_FOR
-from proxy.store.records import DAY, KeyRow, StoreError
-from proxy.stream import Receive, Send
+from proxy.store.records import DAY, KeyRow, StaleVersion, StoreError
+from proxy.stream import ClientGone, Receive, Send
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process import give_back, keep_little, watch_loop
@@ -62,18 +68,74 @@ SIZE_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 
-OWN = "/weir/{rest}"
-"""The route under which requests to Weir's own pages and API are counted."""
-SERVED = (
-    (re.compile(r"/v1/.*|/openai/deployments/.*"), "api"),
-    (re.compile(r"/healthz|/readyz|/metrics"), "health"),
-    (re.compile(r"/weir/ui.*"), "dashboard"),
-    (re.compile(r"/weir/mcp/?"), "mcp"),
-    (re.compile(r"/weir/.*"), "management"),
-)
+
+def routes(runtime: Runtime) -> list[BaseRoute]:
+    """Every path of Weir, as it is spelled in the request; the pages' own are in ``proxy.dashboard.site``."""
+    api = Api(runtime, answering)
+    probes = Probes(runtime)
+    dashboard = Dashboard(runtime)
+    mcp = McpServer(runtime)
+    own = [Middleware(Own, runtime=runtime, headers={})]
+    kept_by_nobody = [Middleware(Own, runtime=runtime, headers=NOT_KEPT)]
+    return [
+        Route("/v1/{rest:path}", api, methods=METHODS),
+        Route("/openai/deployments/{rest:path}", api, methods=METHODS),
+        Route("/healthz", probes.healthz),
+        Route("/readyz", probes.readyz),
+        Route("/metrics", probes.metrics),
+        Route("/weir/ui", dashboard, middleware=own),
+        Mount("/weir/ui", dashboard, middleware=own),
+        Route("/weir/mcp", mcp, middleware=own),
+        Route("/weir/mcp/", mcp, middleware=own),
+        Mount("/weir", routes=Management(runtime).routes(), middleware=kept_by_nobody),
+        Route("/", there, methods=["HEAD"]),
+    ]
+
+
+async def there(_: Request) -> Response:
+    """Claude Code asks so whether anybody is there."""
+    return Response(media_type=JSON)
+
+
+async def refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProxyError)  # noqa: S101 - the handler of these
+    return as_error(error)
+
+
+async def stale(_: Request, __: Exception) -> Response:
+    return as_error(Conflict("A request of this conversation came first: try again."))
+
+
+async def failed(_: Request, error: Exception) -> Response:
+    return as_error(ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again."))
+
+
+async def gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - the handler of these
+    if error.status_code == 404:
+        there = "the API is under /v1, Weir's own under /weir, its pages at /weir/ui."
+        return as_error(NotFound(f"There is nothing at {request.scope['path'][:200]}: {there}"))
+    allowed = tuple(method for method in METHODS if method in (error.headers or {}).get("Allow", ""))
+    more = ": GET is" if allowed == ("GET", "HEAD") else ""
+    return as_error(MethodNotAllowed(f"{request.method[:10]} is not answered here{more}.", allowed=allowed))
+
+
+HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    ProxyError: refused,
+    StaleVersion: stale,
+    StoreError: failed,
+    ClientGone: gone,
+    HTTPException: no_route,
+}
 
 
 class App:
+    """The ASGI application. A managed request at its plain path goes by the router, which would cost it 20 µs."""
+
     def __init__(
         self,
         start: Callable[[], AbstractAsyncContextManager[Runtime]],
@@ -84,8 +146,8 @@ class App:
         self._start = start
         self._telemetry = telemetry
         self._reload = reload
-        self._served: dict[str, Any] = {}
-        self._router = Router(default=self._serve, lifespan=self._lifespan)
+        self._router = Router(redirect_slashes=False, lifespan=self._lifespan)
+        self._answering = ExceptionMiddleware(self._router, handlers=HANDLERS)
 
     def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
@@ -95,38 +157,30 @@ class App:
         return self._answer(scope, receive, send)
 
     async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            LOG_CONTEXT.set(RequestContext(f"req_{secrets.token_hex(12)}"))
-            if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-                await respond_error(send, UpgradeRequired(NO_WEBSOCKET), headers=[(b"upgrade", b"HTTP/1.1")])
-                return
-        await self._router(scope, receive, send)
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        LOG_CONTEXT.set(RequestContext(request_id))
 
-    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        name = next((name for pattern, name in SERVED if pattern.fullmatch(path)), None)
-        if name in ("dashboard", "mcp", "management"):
-            answer = partial(self._served[name], scope, receive)
-            await counted(self._telemetry.metrics, OWN, scope, send, answer)
-        elif name is not None:
-            await self._served[name](scope, receive, send)
-        elif scope["method"] == "HEAD" and path == "/":  # Claude Code asks so whether anybody is there
-            await respond(send, b"")
-        else:
-            there = "the API is under /v1, Weir's own under /weir, its pages at /weir/ui."
-            await respond_error(send, NotFound(f"There is nothing at {path[:200]}: {there}"))
+        async def named(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+            await send(message)
+
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+            response = as_error(UpgradeRequired(NO_WEBSOCKET))
+            response.headers["upgrade"] = "HTTP/1.1"
+            await response(scope, receive, named)
+            return
+        # Routed as it is spelled: an escaped slash belongs to a name.
+        await self._answering({**scope, "app": self, "path": scope["raw_path"].decode("latin-1")}, receive, named)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
         async with self._start() as runtime:
             self.runtime = runtime
-            self._served.update(
-                api=Api(runtime, answering),
-                health=HealthRoutes(runtime),
-                management=Management(runtime),
-                dashboard=Dashboard(runtime),
-                mcp=McpServer(runtime),
-            )
+            self._router.routes = routes(runtime)
             read = self._reload
             async with contextlib.nullcontext() if read is None else reloading(_reload(runtime, read)):
                 yield

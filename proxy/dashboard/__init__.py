@@ -2,15 +2,13 @@
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from proxy.errors import NotFound
-from proxy.http.request import respond_error
 from proxy.runtime import Runtime
+from proxy.server import App
 from proxy.stream import Receive, Send
-
-Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class Dashboard:
@@ -18,15 +16,14 @@ class Dashboard:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._site: Application | None = None
+        self._site: App | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if not self._runtime.config.dashboard:
-            await respond_error(send, NotFound("The dashboard is turned off (dashboard: false)."))
-            return
+            raise NotFound("The dashboard is turned off (dashboard: false).")
         if self._site is None:
             # Templates cost 30 ms to load, which a Weir that nobody looks at need not pay.
             module = await asyncio.to_thread(importlib.import_module, "proxy.dashboard.site")
-            site: Application = module.Site(self._runtime)
+            site: App = module.site(self._runtime)
             self._site = site
-        await self._site(scope, receive, send)
+        await self._site({**scope, "path": scope["path"].rstrip("/"), "root_path": ""}, receive, send)

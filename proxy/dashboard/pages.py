@@ -14,15 +14,17 @@ from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
+from starlette.responses import Response
 
 from policies.limits import BUCKETS, shape_for
 from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard.charts import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
-from proxy.dashboard.visit import PATH, PageVisit, Redirect, Sessions, View
+from proxy.dashboard.visit import PATH, PageVisit, Redirect, Session, Sessions, View
+from proxy.errors import ProxyError
 from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
-from proxy.http.request import JSON, ZONES, Json, ManagementAnswer
+from proxy.http.request import JSON, ZONES, Json, as_json
 from proxy.store.exchanges import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
@@ -40,6 +42,21 @@ FIELDS = ("name", "model", "policy", "zone", "key", "closed")
 
 async def login(visit: PageVisit) -> View:
     return View("login.html", {"next": visit.query.get("next", ""), "problem": None})
+
+
+async def sign_in(visit: PageVisit) -> View | Redirect:
+    wanted = visit.field("next")
+    try:
+        session = Sessions(visit.runtime).sign_in(visit.request.scope, visit.field("key").strip())
+    except ProxyError as fault:
+        return View("login.html", {"problem": fault.message, "next": wanted}, fault.status)
+    is_ours = (wanted == PATH or wanted.startswith((f"{PATH}/", f"{PATH}?"))) and wanted.isascii()
+    return Redirect(wanted if is_ours and wanted.isprintable() else PATH, session)
+
+
+async def sign_out(visit: PageVisit) -> Redirect:
+    await Sessions(visit.runtime).end(visit.session)
+    return Redirect(f"{PATH}/login?out=1", Session.begun("nobody", now=visit.now))
 
 
 async def guest(visit: PageVisit) -> Redirect:
@@ -101,7 +118,7 @@ def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int
     return found
 
 
-async def series(visit: PageVisit) -> ManagementAnswer:
+async def series(visit: PageVisit) -> Response:
     drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
@@ -118,10 +135,10 @@ async def series(visit: PageVisit) -> ManagementAnswer:
             for (_, label), points in zip(lines, told, strict=True)
         ],
     }
-    return ManagementAnswer(json.dumps(body).encode(), kind=JSON)
+    return as_json(body)
 
 
-async def live(visit: PageVisit) -> ManagementAnswer:
+async def live(visit: PageVisit) -> Response:
     return await reports.live(visit.asked())
 
 
@@ -243,7 +260,7 @@ def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
     return Redirect(f"{visit.page}?tab={tab}&done={done}")
 
 
-async def checkpoint(visit: PageVisit) -> View | ManagementAnswer:
+async def checkpoint(visit: PageVisit) -> View | Response:
     saved = await archive.checkpoint_version(visit.asked())
     text = Checkpoint.from_json(json.dumps(saved["state"])).to_markdown()
     name = f"checkpoint-{saved['version']}"
@@ -269,9 +286,8 @@ def difference(before: str, after: str) -> Sequence[tuple[str, str]]:
     return [(line[:1], line[1:] if line[:1] in "+- " else line) for line in shown]
 
 
-def attachment(body: bytes, name: str, kind: bytes) -> ManagementAnswer:
-    named = f'attachment; filename="{name}"'.encode()
-    return ManagementAnswer(body, kind=kind, headers=[(b"content-disposition", named)])
+def attachment(body: bytes, name: str, kind: str) -> Response:
+    return Response(body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'})
 
 
 async def request(visit: PageVisit) -> View:
@@ -311,10 +327,10 @@ def marked(pair: archive.Pair, side: str) -> Markup:
 async def original(visit: PageVisit) -> View:
     ref, cursor = visit.path["ref"], visit.query.get("cursor", "0")
     answer = await archive.blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
-    told = {name.decode(): value.decode() for name, value in answer.headers}
+    told = answer.headers
     values = {
         "ref": ref,
-        "text": answer.body.decode("utf-8", "replace"),
+        "text": bytes(answer.body).decode("utf-8", "replace"),
         "size": int(told["x-weir-size"]),
         "start": int(cursor),
         "next": visit.following(told.get("x-weir-cursor")),

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import yaml
 from markupsafe import Markup
+from starlette.responses import Response
 
 from proxy.access.admission import LIMITS
 from proxy.config.file import ConfigError, dotted, parse_document
@@ -23,7 +24,7 @@ from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http import levers, reports
 from proxy.http.endpoints import connects
-from proxy.http.request import MAX_NAMES, MAX_ROWS, Json, ManagementAnswer
+from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.exchanges import By
 
 BYS: tuple[By, ...] = get_args(By)
@@ -219,14 +220,14 @@ async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
 
 
-async def usage_csv(visit: PageVisit) -> ManagementAnswer:
+async def usage_csv(visit: PageVisit) -> Response:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(reports.TAKEN_BY)
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
     for row in found["data"]:
         writer.writerow([_cell(row[name]) for name in reports.TAKEN_BY])
-    return attachment(out.getvalue().encode(), "usage.csv", b"text/csv; charset=utf-8")
+    return attachment(out.getvalue().encode(), "usage.csv", "text/csv")
 
 
 def _cell(value: object) -> object:

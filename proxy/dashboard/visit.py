@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from markupsafe import Markup, escape
+from starlette.requests import Request
 
 from proxy.access.admission import identify, same_secret
 from proxy.access.destination import Caller
@@ -97,11 +98,11 @@ class Sessions(msgspec.Struct, frozen=True):
     def caller(self, session: Session) -> Caller | None:
         return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
 
-    def cookie(self, session: Session, scope: Mapping[str, Any]) -> bytes:
+    def cookie(self, session: Session, scope: Mapping[str, Any]) -> str:
         body = urlsafe_b64encode(json.dumps(msgspec.structs.asdict(session), separators=(",", ":")).encode()).decode()
         age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
         value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
-        return f"{value}{'; Secure' if self._is_encrypted(scope) else ''}".encode()
+        return f"{value}{'; Secure' if self._is_encrypted(scope) else ''}"
 
     def guest(self) -> Session:
         now = self.runtime.planner.clock()
@@ -148,18 +149,16 @@ class Sessions(msgspec.Struct, frozen=True):
         return hmac.new(self._key, bound + body.encode("utf-8", "replace"), sha256).hexdigest()
 
 
-def cookie_in(scope: Mapping[str, Any]) -> str:
+def cookie_in(scope: MutableMapping[str, Any]) -> str:
     """The value of the session's cookie, empty without one; an unsigned one may be longer than any of Weir's."""
-    given = dict(scope["headers"]).get(b"cookie", b"").decode("latin-1")
-    cookies = (each.strip().partition("=") for each in given.split(";"))
-    return next((value for name, _, value in cookies if name == COOKIE), "")
+    return Request(scope).cookies.get(COOKIE, "")
 
 
 class View(msgspec.Struct, frozen=True):
     template: str
     values: Mapping[str, Any]
     status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
 
 class Redirect(msgspec.Struct, frozen=True):
@@ -194,6 +193,7 @@ class PageVisit:
     """
 
     runtime: Runtime
+    request: Request
     session: Session
     caller: Caller | None
     token: str
@@ -246,6 +246,7 @@ class PageVisit:
             receive=receive,
             rows=rows,
             most=max(rows, MAX_ROWS),
+            shutdown=self.request.state.shutdown,
         )
 
     def only_operator(self) -> None:

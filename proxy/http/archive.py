@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 
 from policies.ledger import EditKind
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
@@ -23,7 +24,6 @@ from proxy.http.request import (
     JSON,
     MAX_DIGITS,
     Json,
-    ManagementAnswer,
     ManagementRequest,
     exchange_of,
     fields_of,
@@ -47,7 +47,7 @@ MAX_FOUND = 500
 MAX_FOUND_TEXT = 2_000
 EXCERPT = 200
 BLOBS = "/weir/blobs/"
-TEXT = b"text/plain; charset=utf-8"
+TEXT = "text/plain"
 READ = "Originals are read"
 
 WHY: Mapping[str, str] = {
@@ -131,7 +131,7 @@ async def pin(asked: ManagementRequest) -> Json:
     return {"pinned": ref}
 
 
-async def blob(asked: ManagementRequest) -> ManagementAnswer:
+async def blob(asked: ManagementRequest) -> Response:
     """The original of a removed message, or of all that a summary covers, in pages of at most 64 KiB.
 
     ``REF`` is the JSON that the client sent, ``REF.txt`` what it says, as UTF-8.
@@ -142,7 +142,7 @@ async def blob(asked: ManagementRequest) -> ManagementAnswer:
     return await page_of_bytes(body, cursor, as_text=given.endswith(TEXT_OF))
 
 
-async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> ManagementAnswer:
+async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> Response:
     """One page of ``body`` from a cursor on, as JSON or as the text that it says.
 
     Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and ``x-weir-sha256`` are those of the
@@ -173,16 +173,18 @@ async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
     raise NotFound(f"There is no original with the ref {ref[:64]!r}.")
 
 
-def _page(body: bytes, start: int, *, as_text: bool) -> ManagementAnswer:
+def _page(body: bytes, start: int, *, as_text: bool) -> Response:
     whole = _text_of(body) if as_text else body
     stop = min(len(whole), start + PAGE)
     while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
         stop -= 1
-    headers = [(b"x-weir-size", str(len(whole)).encode()), (b"x-weir-sha256", sha256(whole).hexdigest().encode())]
-    headers.append((b"x-weir-end", b"false" if stop < len(whole) else b"true"))
+    response = Response(whole[start:stop], media_type=TEXT if as_text else JSON)
+    response.headers["x-weir-size"] = str(len(whole))
+    response.headers["x-weir-sha256"] = sha256(whole).hexdigest()
+    response.headers["x-weir-end"] = "false" if stop < len(whole) else "true"
     if stop < len(whole):
-        headers.append((b"x-weir-cursor", str(stop).encode()))
-    return ManagementAnswer(whole[start:stop], kind=TEXT if as_text else JSON, headers=headers)
+        response.headers["x-weir-cursor"] = str(stop)
+    return response
 
 
 def _text_of(body: bytes) -> bytes:
@@ -190,7 +192,7 @@ def _text_of(body: bytes) -> bytes:
     return "\n".join(body_of(view_of_stored(raw)).whole for raw in messages or ()).encode("utf-8", "surrogatepass")
 
 
-MARKDOWN = b"text/markdown; charset=utf-8"
+MARKDOWN = "text/markdown"
 VERSIONS_SHOWN = 50
 
 
@@ -231,14 +233,14 @@ async def checkpoint(asked: ManagementRequest) -> Json:
     return saved_of(await _newest(asked))
 
 
-async def checkpoint_markdown(asked: ManagementRequest) -> ManagementAnswer:
+async def checkpoint_markdown(asked: ManagementRequest) -> Response:
     """The newest version of the checkpoint, for people."""
     row = await _newest(asked)
     try:
         text = Checkpoint.from_json(row.body).to_markdown()
     except InvalidCheckpoint as error:
         raise NotFound(f"Version {row.version} was not written as a checkpoint: {error}.") from None
-    return ManagementAnswer(text.encode("utf-8", "replace"), kind=MARKDOWN)
+    return Response(text.encode("utf-8", "replace"), media_type=MARKDOWN)
 
 
 async def checkpoints(asked: ManagementRequest) -> Json:
@@ -258,7 +260,7 @@ async def checkpoint_version(asked: ManagementRequest) -> Json:
     return {**saved_of(found), "changed": dict(Checkpoint.from_json(found.body).delta(previous))}
 
 
-async def source(asked: ManagementRequest) -> ManagementAnswer:
+async def source(asked: ManagementRequest) -> Response:
     """What a version's summary stands for: the messages as the client sent them, as one JSON array in pages."""
     tenant, cursor, version = asked.own(READ), cursor_in(asked), asked.version()
     row = await _at_version(asked, await asked.conversation(), version)

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from starlette.responses import Response
+
 from policies.ledger import Burn, Note
 from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
 from policies.pressure import STATUSES, bucket_report, turns_remaining, velocity_class
@@ -10,7 +12,6 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.http.request import (
     ZONES,
     Json,
-    ManagementAnswer,
     ManagementRequest,
     as_json,
     cursor_of,
@@ -168,7 +169,7 @@ async def notes(asked: ManagementRequest) -> Json:
     return page_of_whole(rows, wanted, fields_of, lambda row: (row.id.hex(),))
 
 
-async def add_note(asked: ManagementRequest) -> Json | ManagementAnswer:
+async def add_note(asked: ManagementRequest) -> Json | Response:
     """Store a note on the conversation; the same text in the same category is stored once."""
     note = _note(await asked.fields(("text", "category", "importance")))
     row = await asked.only_conversation()

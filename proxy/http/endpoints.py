@@ -23,6 +23,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cachetools import TTLCache
+from starlette.requests import Request
+from starlette.responses import Response
 
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
@@ -47,7 +49,6 @@ from proxy.conversation.thread import name_from
 from proxy.errors import (
     Busy,
     LoopDetected,
-    MethodNotAllowed,
     NotFound,
     ProxyError,
     RequestTooLarge,
@@ -55,7 +56,7 @@ from proxy.errors import (
 )
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
-from proxy.http.request import counted, respond, respond_error, respond_json
+from proxy.http.request import as_error, as_json, counted
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
@@ -134,7 +135,7 @@ class RelayedRequest:
         except ProxyError as error:
             self.error, self.status, refused = error.code, error.status, error.status
             codec = MESSAGES if self.route.path.startswith("/messages/") else CHAT
-            await respond_error(self.send, error, request_id=self.id, codec=codec)
+            await as_error(error, request_id=self.id, codec=codec)(self.scope, self.receive, self.send)
         finally:
             self.trace.end(refused, self.error)
             self._settle()
@@ -423,12 +424,12 @@ async def answer_models(
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:
         runtime.telemetry.metrics.requests.labels(error.code, NO_POLICY).inc()
-        await respond_error(send, error)
+        await as_error(error)(scope, receive, send)
         return
     if body is None:
         await relay_untouched(runtime, scope, receive, send, route)
         return
-    await respond_json(send, body)
+    await as_json(body)(scope, receive, send)
     about = LOG_CONTEXT.get()
     request = about.request if about is not None else ""
     runtime.telemetry.metrics.requests.labels("relayed", NO_POLICY).inc()
@@ -506,14 +507,9 @@ class Api:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         runtime, method = self._runtime, scope["method"]
-        if method not in METHODS:
-            error = MethodNotAllowed(f"{method[:10]} is not answered here.", allowed=METHODS)
-            await respond_error(send, error)
-            return
-        route = route_of(method, (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+        route = route_of(method, scope["path"])
         if route is None:
-            await respond_error(send, NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1."))
-            return
+            raise NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1.")
         if route.kind in ("managed", "counted"):
             await self._managed(runtime, scope, receive, send, route)
             return
@@ -525,34 +521,27 @@ class Api:
 GOOD_FOR = 5.0
 MAX_UPSTREAMS = 1_000
 PROBE_PATIENCE = 2.0
-READING = ("GET", "HEAD")
 
 
-class HealthRoutes:
+class Probes:
+    """Whether the process is alive, whether it is ready, and its metrics."""
+
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._reachable: TTLCache[str, bool] = TTLCache(MAX_UPSTREAMS, GOOD_FOR)
         self._heard: set[str] = set()
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        del receive
-        if scope["method"] not in READING:
-            error = MethodNotAllowed(f"{scope['method'][:10]} is not answered here: GET is.", allowed=READING)
-            await respond_error(send, error)
-            return
-        if scope["path"] == "/metrics":
-            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
-            page, kind = await asyncio.to_thread(self._runtime.telemetry.metrics.render, accept)
-            await respond(send, page, kind=kind.encode())
-        elif scope["path"] == "/healthz":
-            await respond_json(send, {"status": "ok"})
-        else:
-            await self._ready(scope, send)
+    async def healthz(self, _: Request) -> Response:
+        return as_json({"status": "ok"})
 
-    async def _ready(self, scope: MutableMapping[str, Any], send: Send) -> None:
-        shutdown = scope.get("state", {}).get("shutdown")
-        draining = shutdown is not None and shutdown.draining.is_set()
+    async def metrics(self, request: Request) -> Response:
+        accept = ",".join(request.headers.getlist("accept"))
+        page, kind = await asyncio.to_thread(self._runtime.telemetry.metrics.render, accept)
+        return Response(page, headers={"content-type": kind})
+
+    async def readyz(self, request: Request) -> Response:
+        draining = request.state.shutdown.draining.is_set()
         store = await self._store()
         upstreams = await asyncio.gather(*(self._upstream(u) for u in self._runtime.config.upstreams.values()))
         names = self._runtime.config.upstreams
@@ -562,7 +551,7 @@ class HealthRoutes:
             "store": store,
             "upstreams": {n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)},
         }
-        await respond_json(send, state, status=200 if ready else 503)
+        return as_json(state, status=200 if ready else 503)
 
     async def _store(self) -> str:
         try:

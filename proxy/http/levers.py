@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from starlette.responses import Response
+
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
 from proxy.config.file import ConfigError, Document, dotted, nearest
 from proxy.config.loading import public, without_set_policy
@@ -26,7 +28,6 @@ from proxy.http.request import (
     DAYS,
     DOLLAR_DIGITS,
     Json,
-    ManagementAnswer,
     ManagementRequest,
     as_json,
     fields_of,
@@ -239,7 +240,7 @@ async def policy(asked: ManagementRequest) -> Json:
     return _whole(asked.runtime, name)
 
 
-async def put_policy(asked: ManagementRequest) -> Json | ManagementAnswer:
+async def put_policy(asked: ManagementRequest) -> Json | Response:
     """Set a policy for the next request on, and keep it in the database; the body is its YAML or JSON."""
     runtime, name = asked.runtime, asked.path["name"]
     if not NAME.fullmatch(name):

@@ -21,7 +21,7 @@ from policies.tokens import TokenCounter
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, MethodNotAllowed, ProxyError
-from proxy.http.request import respond_error
+from proxy.http.request import as_error
 from proxy.recall.archive import (
     UNKNOWN,
     Past,
@@ -77,7 +77,7 @@ class McpServer:
                 text = "This MCP server keeps no session and sends nothing unasked: only POST is answered here."
                 raise MethodNotAllowed(text, allowed=("POST",))
         except ProxyError as error:
-            await respond_error(send, error)
+            await as_error(error)(scope, receive, send)
             return
         make = partial(_manager, RemovedTexts(self._runtime, caller, _named(scope)))
         manager = await asyncio.to_thread(make)

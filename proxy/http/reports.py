@@ -10,12 +10,13 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Literal, get_args
 
+from starlette.responses import Response, StreamingResponse
+
 from policies.health import Level, Snapshot, trend_of
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     DOLLAR_DIGITS,
     Json,
-    ManagementAnswer,
     ManagementRequest,
     cursor_of,
     fields_of,
@@ -203,7 +204,6 @@ UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_save
 PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
 STEPS: Mapping[str, int] = {"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400}
 MAX_POINTS = 2_000
-EVENTS = b"text/event-stream; charset=utf-8"
 POLLED_EVERY = 1.0
 BEATS_EVERY = 15.0
 ENDS_AFTER = 600.0
@@ -267,12 +267,13 @@ def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -
     return {period: size - then[-1] for period, then in known if then}
 
 
-async def live(asked: ManagementRequest) -> ManagementAnswer:
+async def live(asked: ManagementRequest) -> Response:
     """The caller's requests as they are stored, as server-sent events: ``request``, whose data is the request as JSON.
 
     The operator hears of everybody's. The stream ends after ten minutes; whoever wants more comes again.
     """
-    return ManagementAnswer(b"", kind=EVENTS, stream=events(asked))
+    headers = {"cache-control": "no-transform", "x-accel-buffering": "no"}
+    return StreamingResponse(events(asked), media_type="text/event-stream", headers=headers)
 
 
 async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
@@ -280,7 +281,7 @@ async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
     begun = quiet = loop.time()
     since, seen = clock(), set[str]()
     yield b"retry: 3000\n\n"
-    while loop.time() - begun < ENDS_AFTER:
+    while loop.time() - begun < ENDS_AFTER and not asked.shutdown.draining.is_set():
         await asyncio.sleep(POLLED_EVERY)
         try:
             rows = await store.passed(asked.tenant, limit=AT_ONCE, since=since)
@@ -294,8 +295,6 @@ async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
             yield b"event: request\ndata: " + json.dumps(row).encode() + b"\n\n"
         if fresh:
             quiet = loop.time()
-        else:
-            yield b""  # whether the process stops is looked at
         if loop.time() - quiet > BEATS_EVERY:
             quiet = loop.time()
             yield b": still here\n\n"

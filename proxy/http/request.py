@@ -3,26 +3,27 @@
 openapi.json says what each answer has; the order of a row's fields is that of the JSON.
 """
 
-import contextlib
 import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import parse_qs
 
 import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 
 from proxy.config.values import moment_in
 from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
 from proxy.monitor import shown
 from proxy.runtime import Runtime
+from proxy.server import App, Shutdown
 from proxy.store import Store
 from proxy.store.audit import REFUSED
 from proxy.store.records import ConversationRow, ExchangeRow
 from proxy.store.transaction import Place
-from proxy.stream import ClientGone, Headers, Receive, Send, read_body, unbuffered, while_connected
-from proxy.telemetry.logs import LOG_CONTEXT
+from proxy.stream import Receive, Send, read_body
 from proxy.telemetry.metrics import Metrics
 from proxy.wire.codec import CHAT, Codec
 
@@ -87,8 +88,11 @@ def exchange_of(row: ExchangeRow) -> Json:
     )
 
 
-JSON = b"application/json"
-NO_CONTENT = 204
+JSON = "application/json"
+OWN = "/weir/{rest}"
+"""The route under which requests to Weir's own pages and API are counted."""
+NOT_KEPT = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it says that it is."""
 MAX_ROWS = 500
 MAX_DIGITS = 15
 MAX_VERSION_DIGITS = 9
@@ -107,23 +111,21 @@ Word = TypeVar("Word", bound=str)
 PlaceOf = Callable[[Row], Place]
 
 
-class ManagementAnswer(msgspec.Struct, frozen=True):
-    """What goes back to the caller: a whole ``body``, or a ``stream`` as it comes."""
-
-    body: bytes
-    status: int = 200
-    kind: bytes = JSON
-    headers: Headers = ()
-    stream: AsyncIterator[bytes] | None = None
-
-
-def as_json(value: Json, *, status: int = 200) -> ManagementAnswer:
+def as_json(value: object, *, status: int = 200) -> Response:
     plain = msgspec.to_builtins(value)
     try:
         body = json.dumps(plain, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         body = json.dumps(plain).encode()
-    return ManagementAnswer(body, status)
+    return Response(body, status, media_type=JSON)
+
+
+def as_error(error: ProxyError, *, request_id: str | None = None, codec: Codec = CHAT) -> Response:
+    response = Response(codec.error_body(error), error.status, media_type=JSON)
+    response.raw_headers += error.headers()
+    if request_id is not None:
+        response.headers["x-request-id"] = request_id
+    return response
 
 
 class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +146,7 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     receive: Receive
     rows: int = MAX_ROWS
     most: int = MAX_ROWS
+    shutdown: Shutdown = Shutdown()
 
     @property
     def store(self) -> Store:
@@ -309,32 +312,21 @@ def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
     return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < MAX_IN_CURSOR
 
 
-async def respond(send: Send, body: bytes, *, status: int = 200, kind: bytes = JSON, headers: Headers = ()) -> None:
-    framing = [(b"content-type", kind), (b"content-length", str(len(body)).encode())] if status != NO_CONTENT else []
-    about = LOG_CONTEXT.get()
-    if about is not None and not any(name == b"x-request-id" for name, _ in headers):
-        framing.append((b"x-request-id", about.request.encode()))
-    await send({"type": "http.response.start", "status": status, "headers": [*framing, *headers]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+class Own:
+    """ASGI middleware of Weir's own routes: counted under one route, with headers that every answer has."""
 
+    def __init__(self, app: App, *, runtime: Runtime, headers: Mapping[str, str]) -> None:
+        self._app = app
+        self._metrics = runtime.telemetry.metrics
+        self._headers = headers
 
-async def respond_live(scope: MutableMapping[str, Any], send: Send, answer: ManagementAnswer) -> None:
-    """Send what comes as it comes, until it ends, the client goes or the process stops; a stream may give nothing."""
-    shutdown, stream = scope.get("state", {}).get("shutdown"), answer.stream
-    assert stream is not None  # noqa: S101 - only for answers that are streams
-    headers = unbuffered([(b"content-type", answer.kind), *answer.headers])
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
 
-    async def sending() -> None:
-        async for chunk in stream:
-            if shutdown is not None and shutdown.draining.is_set():
-                break
-            if chunk:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    with contextlib.suppress(ClientGone):
-        await while_connected(scope, sending())
+        await counted(self._metrics, OWN, scope, sending, lambda send: self._app(scope, receive, send))
 
 
 async def counted(
@@ -358,14 +350,3 @@ async def counted(
             error=str(status[0]) if status and status[0] >= 500 else "",
             seconds=time.perf_counter() - begun,
         )
-
-
-async def respond_json(send: Send, value: object, *, status: int = 200) -> None:
-    await respond(send, json.dumps(value, ensure_ascii=False).encode(), status=status)
-
-
-async def respond_error(
-    send: Send, error: ProxyError, *, request_id: str | None = None, headers: Headers = (), codec: Codec = CHAT
-) -> None:
-    own = [(b"x-request-id", request_id.encode())] if request_id else []
-    await respond(send, codec.error_body(error), status=error.status, headers=[*headers, *error.headers(), *own])

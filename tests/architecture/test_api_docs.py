@@ -29,7 +29,7 @@ from proxy.http.archive import WHY, removed_of, saved_of, version_of
 from proxy.http.conversations import MAX_NOTE_LEN, status_of
 from proxy.http.reports import alert_of, reading_of, taken, taken_by
 from proxy.http.request import decision_of, exchange_of, fields_of
-from proxy.http.table import PREFIX, ROUTES, ManagementRoute
+from proxy.http.routes import PREFIX, ROUTES, ManagementRoute
 from proxy.store.chain import AuditRow
 from proxy.store.records import (
     AlertRow,

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 from openapi_schema_validator import OAS31Validator
 
-from proxy.http.table import PREFIX, ROUTES
+from proxy.http.routes import PREFIX, ROUTES
 from tests.functional.api import Api
 
 

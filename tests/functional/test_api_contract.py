@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 
 from proxy.access.admission import MAX_WRONG, Guesses
 from proxy.http.reports import METRICS, OPERATORS_METRICS
-from proxy.http.table import PREFIX, ROUTES
+from proxy.http.routes import PREFIX, ROUTES
 from proxy.store.records import LimitRow
 from tests.functional.api import ADMIN, Api, filled
 from tests.functional.contract import Contract

@@ -8,38 +8,29 @@ policy of this installation, so it is given to anybody who asks: a client or a g
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from functools import cache
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, request_response
 
 from policies.health import KEPT
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
-from proxy.errors import Conflict, Forbidden, MethodNotAllowed, NotFound, ProxyError
+from proxy.errors import Forbidden, MethodNotAllowed, NotFound
 from proxy.http import archive, conversations, levers, reports
-from proxy.http.request import (
-    MAX_ROWS,
-    Json,
-    ManagementAnswer,
-    ManagementRequest,
-    as_json,
-    query_of,
-    respond,
-    respond_error,
-    respond_live,
-)
+from proxy.http.request import JSON, MAX_ROWS, Json, ManagementRequest, as_json, query_of
 from proxy.runtime import Runtime
-from proxy.store.records import StaleVersion, StoreError
-from proxy.stream import ClientGone, Receive, Send
 
 PREFIX = "/weir/"
 Asker = Literal["anyone", "key", "caller", "operator"]
-Handler = Callable[[ManagementRequest], Awaitable[ManagementAnswer | Json]]
+Handler = Callable[[ManagementRequest], Awaitable[Response | Json]]
 
 
 class ManagementRoute(msgspec.Struct, frozen=True):
@@ -62,18 +53,6 @@ class ManagementRoute(msgspec.Struct, frozen=True):
     rows: int = 200
     most: int = MAX_ROWS
     asker: Asker = "key"
-
-    def match(self, path: tuple[str, ...]) -> dict[str, str] | None:
-        parts = self.pattern.split("/")
-        if len(parts) != len(path):
-            return None
-        found = {}
-        for part, given in zip(parts, path, strict=True):
-            if part.startswith("{"):
-                found[part.strip("{}")] = given
-            elif part != given:
-                return None
-        return found
 
 
 _LIST = ("limit", "cursor")
@@ -137,104 +116,76 @@ def document() -> bytes:
     return json.dumps(whole, ensure_ascii=False).encode()
 
 
-READING = frozenset({"GET", "HEAD"})
-NOT_KEPT = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it says that it is."""
-
-Found = list[tuple[ManagementRoute, Mapping[str, str]]]
-
-
 class Management:
+    """The management API; what it raises is answered by the application."""
+
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        error: ProxyError
-        try:
-            answer = await self._answer(scope, receive)
-        except ClientGone:
-            return
-        except StaleVersion:
-            error = Conflict("A request of this conversation came first: try again.")
-        except StoreError as fault:
-            error = ProxyError(f"The store cannot do this now: {type(fault).__name__}. Try again.")
-        except ProxyError as fault:
-            error = fault
-        else:
-            headers = [*answer.headers, *NOT_KEPT]
-            if answer.stream is not None:
-                await respond_live(scope, send, msgspec.structs.replace(answer, headers=headers))
-                return
-            await respond(send, answer.body, status=answer.status, kind=answer.kind, headers=headers)
-            return
-        await respond_error(send, error, headers=NOT_KEPT)
+    def routes(self) -> list[BaseRoute]:
+        made = [Route(f"/{each.pattern}", partial(self._answer, each), methods=[each.method]) for each in ROUTES]
+        self._patterns = [(each, route.path_regex) for each, route in zip(ROUTES, made, strict=True)]
+        return [*made, Mount("", request_response(self._otherwise))]
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive) -> ManagementAnswer:
-        headers = credentials_in(scope["headers"])
-        refuse_foreign_pages(scope, self._runtime.config, has_key=bool(presented(headers)))
-        method, path = scope["method"], _path(scope)
-        found: Found = [(route, parts) for route in ROUTES if (parts := route.match(path)) is not None]
-        if method == "OPTIONS" and found:
-            return ManagementAnswer(b"", 204, headers=[(b"allow", ", ".join(_methods(found)).encode())])
-        if found and found[0][0].asker == "anyone":
-            route, _ = _of_method(method, found)
-            query_of(scope.get("query_string", b""), route.query)
-            return ManagementAnswer(await asyncio.to_thread(document))
-        caller = self._caller(scope, headers)
-        route, named = _of_method(method, found) if found else _nothing_at(path)
+    async def _answer(self, route: ManagementRoute, request: Request) -> Response:
+        runtime, headers = self._runtime, self._credentials(request)
+        query = request.scope["query_string"]
+        if route.handler is None:
+            query_of(query, route.query)
+            return Response(await asyncio.to_thread(document), media_type=JSON)
+        caller = self._caller(request, headers)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
-            raise error if caller.name is not None else self._runtime.guesses.answer(scope, error)
+            raise error if caller.name is not None else runtime.guesses.answer(request.scope, error)
         asked = ManagementRequest(
-            runtime=self._runtime,
+            runtime=runtime,
             tenant=None if caller is None else caller.tenant,
-            path=named,
-            query=query_of(scope.get("query_string", b""), route.query),
-            receive=receive,
+            path={name: unquote(part) for name, part in request.path_params.items()},
+            query=query_of(query, route.query),
+            receive=request.receive,
             rows=route.rows,
             most=route.most,
+            shutdown=request.state.shutdown,
         )
-        if not self._runtime.settler.failing:
-            await self._runtime.settler.flush()  # what was answered a moment ago is there to be asked for
-        assert route.handler is not None  # noqa: S101 - only the document has none, and was given above
+        if not runtime.settler.failing:
+            await runtime.settler.flush()  # what was answered a moment ago is there to be asked for
         answer = await route.handler(asked)
-        return answer if isinstance(answer, ManagementAnswer) else as_json(answer, status=route.statuses[0])
+        return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 
-    def _caller(self, scope: MutableMapping[str, Any], headers: Mapping[str, str]) -> Caller | None:
+    async def _otherwise(self, request: Request) -> Response:
+        """What no route answers: another method, or another path."""
+        headers, method, path = self._credentials(request), request.method, request.scope["path"].removeprefix("/weir")
+        there = [route for route, pattern in self._patterns if pattern.match(path)]
+        allowed = [route.method for route in there]
+        allowed += ["HEAD", "OPTIONS"] if "GET" in allowed else ["OPTIONS"]
+        if there and method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": ", ".join(allowed)})
+        if not there or there[0].asker != "anyone":
+            self._caller(request, headers)
+        if not there:
+            raise _nothing_at([unquote(part) for part in path.strip("/").split("/")])
+        answered = [route.method for route in there]
+        verb = f"{' and '.join(answered)} {'is' if len(answered) == 1 else 'are'}"
+        text = f"{method[:10]} is not answered at {PREFIX}{there[0].pattern}: {verb}."
+        raise MethodNotAllowed(text, allowed=tuple(allowed))
+
+    def _credentials(self, request: Request) -> Mapping[str, str]:
+        headers = credentials_in(request.scope["headers"])
+        refuse_foreign_pages(request.scope, self._runtime.config, has_key=bool(presented(headers)))
+        return headers
+
+    def _caller(self, request: Request, headers: Mapping[str, str]) -> Caller | None:
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return identify(scope, self._runtime.keyring, self._runtime.guesses)
+        return identify(request.scope, self._runtime.keyring, self._runtime.guesses)
 
 
-def _path(scope: MutableMapping[str, Any]) -> tuple[str, ...]:
-    """The parts of the path below ``/weir/``; an escaped slash belongs to a part."""
-    raw = scope.get("raw_path")
-    whole = raw.decode("latin-1").partition("?")[0] if isinstance(raw, bytes) else scope["path"]
-    return tuple(unquote(part) for part in whole.removeprefix(PREFIX).strip("/").split("/"))
-
-
-def _of_method(method: str, found: Found) -> tuple[ManagementRoute, Mapping[str, str]]:
-    asked = "GET" if method in READING else method
-    for route, named in found:
-        if route.method == asked:
-            return route, named
-    there = [route.method for route, _ in found]
-    verb = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'}"
-    text = f"{method[:10]} is not answered at {PREFIX}{found[0][0].pattern}: {verb}."
-    raise MethodNotAllowed(text, allowed=_methods(found))
-
-
-def _methods(found: Found) -> tuple[str, ...]:
-    there = [route.method for route, _ in found]
-    return (*there, *(["HEAD"] if "GET" in there else []), "OPTIONS")
-
-
-def _nothing_at(path: tuple[str, ...]) -> tuple[ManagementRoute, Mapping[str, str]]:
+def _nothing_at(path: list[str]) -> NotFound:
     patterns = [route.pattern.split("/") for route in ROUTES]
     if path[0] == "conversations" and len(path) > 2:
         parts = dict.fromkeys(each[2] for each in patterns if each[0] == "conversations" and len(each) > 2)
-        raise NotFound(f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}.")
+        return NotFound(f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}.")
     top = list(dict.fromkeys(each[0] for each in patterns))
     where = "/".join(path)[:80]
-    raise NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}.")
+    return NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}.")
