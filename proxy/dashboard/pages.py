@@ -1,24 +1,18 @@
-"""What is going on: the overview, the conversations, and one of them with its requests and all that was removed.
-
-Pictures are inline SVG. Every request of a timeline is a link, so that the keyboard reaches it, with a title that
-says what a pointer over it shows.
-"""
+"""What is going on: the overview, the conversations, and one of them with its requests and all that was removed."""
 
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape as escaped
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from policies.limits import BUCKETS, shape_for
 from policies.memory.checkpoint import Checkpoint
-from proxy.dashboard.charts import BOTTOM, LEFT, TOP, Frame, area, bar_width, grid, line_of, rule, scale, stacked, svg
+from proxy.dashboard.charts import Frame, scale, stacked
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Session, Sessions, View
 from proxy.errors import ProxyError
 from proxy.http import archive, reports
@@ -85,7 +79,7 @@ async def overview(visit: PageVisit) -> View:
         "dearest": dear,
         "alerts": alerts,
         "newest": await store.passed(tenant, limit=NEWEST, since=since),
-        "charts": _fallbacks(rows, since=since, until=visit.now, step=step),
+        "drawn": _fallbacks(rows, since=since, until=visit.now, step=step),
         "has_any": bool(await store.conversations(tenant, limit=1)),
     }
     return View("overview.html", values)
@@ -108,13 +102,12 @@ def _at(ascending: Sequence[float], share: float) -> float | None:
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
 
 
-def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int) -> list[tuple[str, str, Markup]]:
+def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int) -> list[tuple[str, str, list[float]]]:
     found = []
     drawn = (("Tokens forwarded", "tokens", "tokens_after"), ("Managed requests", "requests", "requests"))
     for title, name, metric in drawn:
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
-        picture = spark([point["value"] or 0.0 for point in points], title, filled=True)
-        found.append((title, name, Markup(picture)))  # noqa: S704 - drawn of numbers
+        found.append((title, name, [point["value"] or 0.0 for point in points]))
     return found
 
 
@@ -206,15 +199,18 @@ async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
         return {"notes": (await talks.notes(asked))["data"][::-1], "next": None}
     if tab == "health":
         health = await reports.health_of(visit.asked(rows=READINGS))
-        pictures = [(title, newest, Markup(svg)) for title, newest, svg in health_charts(health["history"])]  # noqa: S704
-        return {"health": health, "pictures": pictures, "next": None}
+        measured = [
+            (title, is_share, [each[name] for each in health["history"] if each[name] is not None])
+            for name, title, is_share in HEALTH
+        ]
+        return {"health": health, "measured": measured, "next": None}
     if tab == "audit":
         told = await reports.conversation_audit(asked)
         return {"audit": told, "next": visit.following(told["next"])}
     return {"next": None}
 
 
-def _picture(visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bool) -> Markup | None:
+def _picture(visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bool) -> dict[str, Any] | None:
     if not rows:
         return None
     first = max(1, one["requests"] - len(rows) + 1) if is_newest else 1
@@ -225,8 +221,7 @@ def _picture(visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bo
     if last["policy"] in visit.runtime.config.policies:
         shape = shape_for(visit.runtime.config.policy(last["policy"]), max(window, limit))
         trigger = int(shape.trigger * limit)
-    drawn = timeline_chart(rows, first=first, window=max(window, limit), trigger=trigger, page=visit.page)
-    return Markup(drawn)  # noqa: S704 - every text in it is escaped where it is drawn
+    return timeline_of(rows, first=first, window=max(window, limit), trigger=trigger)
 
 
 async def rollback(visit: PageVisit) -> Redirect:
@@ -339,123 +334,50 @@ async def original(visit: PageVisit) -> View:
 
 
 HEIGHT = 280
-SMALL, NARROW = 110, 420
-"""Pixels of the charts that stand side by side: a phone is as wide as one of them."""
 
 
-def timeline_chart(rows: Sequence[Json], *, first: int, window: int, trigger: int | None, page: str) -> str:
+def timeline_of(rows: Sequence[Json], *, first: int, window: int, trigger: int | None) -> dict[str, Any]:
     """Buckets of every forwarded request against the window, the client's own size above them, marks where Weir acted.
 
-    ``page`` is the address of the conversation, ``first`` the number of its oldest request that is shown.
+    ``first`` is the number of its oldest request that is shown.
     """
     buckets = [tokens_by_bucket(row["detail"].get("buckets")) for row in rows]
     totals = [max(row["tokens_after"], sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
-    ticks = scale(max([window, *totals, *(row["tokens_before"] for row in rows)]) * 1.02)
+    sent = [row["tokens_before"] for row in rows]
+    ticks = scale(max([window, *totals, *sent]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
-    parts = [*_zones(frame, rows), *grid(frame, ticks, [short(tick) for tick in ticks], first=first)]
-    parts += stacked(frame, BUCKETS, buckets)
-    parts.append(f'<path class="raw" d="{line_of(frame, [row["tokens_before"] for row in rows])}"/>')
-    parts += _levels(frame, window=window, usable=rows[-1]["limit"], trigger=trigger)
-    parts += _links(frame, rows, buckets, first=first, page=page)
-    return svg(frame, "Tokens of each request by bucket, against the window", parts, 'role="group" class="chart"')
-
-
-def _zones(frame: Frame, rows: Sequence[Json]) -> Iterator[str]:
     starts = [0, *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a["zone"] != b["zone"]), len(rows)]
-    for begin, end in pairwise(starts):
-        x, width = frame.x(begin), frame.x(end) - frame.x(begin)
-        yield (
-            f'<rect class="zone z-{escaped(rows[begin]["zone"])}" x="{x:.1f}" y="{TOP}" width="{width:.1f}" '
-            f'height="{frame.height - TOP - BOTTOM}"/>'
-        )
-
-
-def _levels(frame: Frame, *, window: int, usable: int, trigger: int | None) -> Iterator[str]:
-    yield rule(frame, window, "window", f"window {window:,}")
-    if 0 < usable < window:
-        yield rule(frame, usable, "limit", f"usable {usable:,}" if frame.y(usable) - frame.y(window) > 14 else "")
-    if trigger is not None and 0 < trigger < usable:
-        y = frame.y(trigger)
-        yield rule(frame, trigger, "trigger", "")
-        if y - frame.y(usable) > 14:
-            yield f'<text class="tick" x="{LEFT + 6}" y="{y - 5:.1f}">trigger {trigger:,}</text>'
-
-
-def _links(
-    frame: Frame, rows: Sequence[Json], buckets: Sequence[Mapping[str, int]], *, first: int, page: str
-) -> Iterator[str]:
-    for n, row in enumerate(rows):
-        said = escaped(told(row, first + n, buckets[n]))
-        x, middle = frame.x(n), frame.x(n + 0.5)
-        mark = ""
-        if row["status"] >= 400 or row["outcome"] not in ("ok", "relayed"):
-            mark = f'<polygon class="refused" points="{_triangle(middle)}"/>'
-        elif acted(row):
-            mark = f'<polygon class="mark" points="{_triangle(middle)}"/>'
-        yield (
-            f'<a href="{escaped(page)}/requests/{quote(row["id"], safe="")}" aria-label="{said}"><title>{said}</title>'
-            f'<rect class="hover" x="{x:.1f}" y="{TOP}" width="{bar_width(frame):.1f}" '
-            f'height="{frame.height - TOP - BOTTOM}"/>{mark}</a>'
-        )
-
-
-def _triangle(x: float) -> str:
-    return f"{x - 5:.1f},3 {x + 5:.1f},3 {x:.1f},12"
+    return {
+        "frame": frame,
+        "ticks": ticks,
+        "first": first,
+        "rows": rows,
+        "zones": [(rows[begin]["zone"], begin, end) for begin, end in pairwise(starts)],
+        "stacked": list(stacked(frame, BUCKETS, buckets)),
+        "sent": frame.line(sent),
+        "window": window,
+        "usable": rows[-1]["limit"],
+        "trigger": trigger,
+    }
 
 
 def acted(row: Json) -> bool:
     return any(layer["kept"] for layer in row["layers"])
 
 
-def told(row: Json, number: int, buckets: Mapping[str, int]) -> str:
-    sent = f"{row['tokens_before']:,} tokens sent, {row['tokens_after']:,} forwarded, {row['zone']}"
-    lines = [f"Request {number}: {sent}"]
-    kept = (each for each in row["layers"] if each["kept"])
-    lines += [f"{each['layer']}: {each['tokens_before']:,} to {each['tokens_after']:,}" for each in kept]
-    lines += [f"{name.replace('_', ' ')} {tokens:,}" for name, tokens in buckets.items() if tokens]
-    if row["outcome"] != "ok":
-        lines.append(row["outcome"])
-    return "\n".join(lines)
+HEALTH = (
+    ("utilization", "Utilization", True),
+    ("tool_result_bloat", "Tool results, share of the request", True),
+    ("burn_rate", "Tokens a request", False),
+    ("eviction_rate", "Evictions a request", False),
+    ("compression_ratio", "Compression, times", False),
+    ("fidelity_score", "Fidelity", True),
+)
+"""The health metrics that are drawn: name, title, whether it is a share."""
 
 
-def health_charts(readings: Sequence[Json]) -> Iterator[tuple[str, str, str]]:
-    metrics: tuple[tuple[str, str, bool], ...] = (
-        ("utilization", "Utilization", True),
-        ("tool_result_bloat", "Tool results, share of the request", True),
-        ("burn_rate", "Tokens a request", False),
-        ("eviction_rate", "Evictions a request", False),
-        ("compression_ratio", "Compression, times", False),
-        ("fidelity_score", "Fidelity", True),
-    )
-    for field, title, is_share in metrics:
-        values = [value for each in readings if (value := each[field]) is not None]
-        newest = "not measured" if not values else f"{values[-1]:.0%}" if is_share else f"{values[-1]:,.1f}"
-        yield title, newest, spark(values, title) if len(values) > 1 else ""
-
-
-def spark(values: Sequence[float], title: str, *, filled: bool = False) -> str:
-    """A small chart: a line, or the area below it, which begins at the least value where that is below 0."""
-    low = min([0.0, *values])
-    heights = [value - low for value in values]
-    ticks = scale(max(heights, default=0.0), most=2)
-    frame = Frame(len(values), ticks[-1], SMALL, NARROW)
-    kind, path = ("bars", area(frame, [0.0] * len(values), heights)) if filled else ("policy", line_of(frame, heights))
-    return svg(frame, title, [*grid(frame, ticks, map(short, ticks)), f'<path class="{kind}" d="{path}"/>'])
-
-
-def meter(tokens: int, limit: int, zone: str) -> str:
-    share = min(1.0, max(0.0, tokens / limit)) if limit > 0 else 0.0
-    said = f"{share:.0%} of the room for it, zone {zone}"
-    return (
-        f'<svg class="meter" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="{escaped(said)}">'
-        f"<title>{escaped(said)}</title>"
-        f'<rect class="track" width="100" height="8" rx="2"/>'
-        f'<rect class="f-{escaped(zone)}" width="{100 * share:.1f}" height="8" rx="2"/></svg>'
-    )
-
-
-def short(tokens: float) -> str:
+def thousands(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if tokens >= size:
-            return f"{tokens / size:g}{unit}"
-    return f"{tokens:g}"
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

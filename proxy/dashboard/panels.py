@@ -12,14 +12,13 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 import yaml
-from markupsafe import Markup
 from starlette.responses import Response
 
 from proxy.access.admission import LIMITS
 from proxy.config.file import ConfigError, dotted, parse_document
 from proxy.config.presets import DEFAULT_PRESET, policy_values
 from proxy.config.values import masked_url
-from proxy.dashboard.pages import attachment, spark
+from proxy.dashboard.pages import attachment
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http import levers, reports
@@ -244,7 +243,6 @@ async def system(visit: PageVisit) -> View:
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     requests = await store.requests()
     size, kept = await store.size(), await store.sizes()
-    drawn = spark([each for _, each in kept], "Bytes of the store", filled=True)
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -253,7 +251,7 @@ async def system(visit: PageVisit) -> View:
         "size": size,
         "most": runtime.config.store.max_size,
         "grown": reports.store_growth(kept, size, now=visit.now),
-        "drawn": Markup(drawn) if kept[1:] else "",  # noqa: S704 - drawn of numbers
+        "sizes": [each for _, each in kept] if kept[1:] else [],
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
         "waiting": runtime.settler.waiting(),

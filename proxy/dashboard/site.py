@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import jinja2
-from markupsafe import Markup
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -23,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from proxy.access.admission import refuse_foreign_pages
 from proxy.dashboard import pages, panels
+from proxy.dashboard.charts import spark_of
 from proxy.dashboard.visit import FILTERS, PATH, SIGNED_IN, PageVisit, Redirect, Session, Sessions, View, cookie_in
 from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge, UnsupportedKind
 from proxy.http.request import NOT_KEPT
@@ -238,8 +238,6 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.DictLoader(texts), autoescape=True, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {**FILTERS, "cut": pages.cut, "is_cut": pages.is_cut, "marked": pages.marked}
-    made.globals |= {
-        "meter": lambda *given: Markup(pages.meter(*given)),  # noqa: S704 - every text in it is escaped there
-        "quoted": lambda text: quote(str(text), safe=""),
-    }
+    made.filters |= {"px": "{:.1f}".format, "thousands": pages.thousands}
+    made.globals |= {"quoted": lambda text: quote(str(text), safe=""), "acted": pages.acted, "spark_of": spark_of}
     return made
