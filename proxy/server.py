@@ -93,6 +93,7 @@ class Protocol(HttpToolsProtocol):
         self.head_timer: asyncio.TimerHandle | None = None
         self.stall_timer: asyncio.TimerHandle | None = None
         self.gone: Callable[[], None] | None = None
+        self.extensions: dict[str, Any] = {WHEN_GONE: self.when_gone, WRITE: self.write}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,6 +104,7 @@ class Protocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self.extensions.clear()  # which hold the protocol
         if self.gone is not None:
             self.gone()
 
@@ -153,8 +155,7 @@ class Protocol(HttpToolsProtocol):
         if size > self.limits.header_bytes or len(self.headers) > self.limits.header_fields:
             raise ValueError("The request's headers are too large.")  # which is a parser's error: 400
         self.in_head = False
-        extensions: Any = {WHEN_GONE: self.when_gone, WRITE: self.write}
-        self.scope["extensions"] = extensions
+        self.scope["extensions"] = self.extensions
         super().on_headers_complete()
         if self.app_state["shutdown"].draining.is_set():
             self.cycle.keep_alive = False
