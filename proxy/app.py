@@ -30,13 +30,13 @@ from proxy.conversation.book import Conversations
 from proxy.custom import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
-from proxy.errors import Conflict, ContextLengthExceeded, MethodNotAllowed, NotFound, ProxyError, UpgradeRequired
+from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.run import answering
 from proxy.http.endpoints import METHODS, Api, Probes
 from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
-from proxy.http.request import JSON, NOT_KEPT, Own, as_error
+from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Own, as_error, problem_of
 from proxy.http.routes import Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
@@ -47,7 +47,7 @@ from proxy.planning.workers import Workers, processes_for_plans
 from proxy.runtime import Runtime
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.key_use import OPEN_FOR
-from proxy.store.records import DAY, KeyRow, StaleVersion, StoreError
+from proxy.store.records import DAY, KeyRow, StoreError
 from proxy.stream import ClientGone, Receive, Send
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import Metrics
@@ -98,24 +98,14 @@ async def there(_: Request) -> Response:
 
 
 async def refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ProxyError)  # noqa: S101 - the handler of these
-    return as_error(error)
-
-
-async def stale(_: Request, __: Exception) -> Response:
-    return as_error(Conflict("A request of this conversation came first: try again."))
-
-
-async def failed(_: Request, error: Exception) -> Response:
-    return as_error(ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again."))
+    return as_error(problem_of(error))
 
 
 async def gone(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 
-async def no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - the handler of these
+async def no_route(request: Request, error: Any) -> Response:
     if error.status_code == 404:
         there = "the API is under /v1, Weir's own under /weir, its pages at /weir/ui."
         return as_error(NotFound(f"There is nothing at {request.scope['path'][:200]}: {there}"))
@@ -125,9 +115,7 @@ async def no_route(request: Request, error: Exception) -> Response:
 
 
 HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-    ProxyError: refused,
-    StaleVersion: stale,
-    StoreError: failed,
+    **dict.fromkeys(PROBLEMS, refused),
     ClientGone: gone,
     HTTPException: no_route,
 }

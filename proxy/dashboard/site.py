@@ -24,11 +24,10 @@ from proxy.access.admission import refuse_foreign_pages
 from proxy.dashboard import pages, panels
 from proxy.dashboard.charts import spark_of
 from proxy.dashboard.visit import FILTERS, PATH, SIGNED_IN, PageVisit, Redirect, Session, Sessions, View, cookie_in
-from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, RequestTooLarge, UnsupportedKind
-from proxy.http.request import NOT_KEPT
+from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge, UnsupportedKind
+from proxy.http.request import NOT_KEPT, PROBLEMS, problem_of
 from proxy.runtime import Runtime
 from proxy.server import App
-from proxy.store.records import StaleVersion, StoreError
 from proxy.stream import read_body
 
 URL_FORM = "application/x-www-form-urlencoded"
@@ -133,12 +132,9 @@ class Pages:
             self._refuse_foreign(visit)
             visit = replace(visit, query={name: value for name, value in request.query_params.items() if value})
             answer, visit = await self._answer(handler, visit)
-        except StaleVersion:
-            answer = View("error.html", {"message": "A request of this conversation came first. Try again."}, 409)
-        except StoreError as fault:
-            answer = View("error.html", {"message": f"The store cannot do this now: {type(fault).__name__}."}, 500)
-        except ProxyError as fault:
-            answer = View("error.html", {"message": fault.message}, fault.status, fault.headers())
+        except PROBLEMS as fault:
+            error = problem_of(fault)
+            answer = View("error.html", {"message": error.message}, error.status, error.headers())
         if isinstance(answer, Redirect):
             if answer.session is not None:
                 session, is_new = answer.session, True

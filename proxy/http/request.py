@@ -7,21 +7,22 @@ import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import Meta
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 
 from proxy.config.values import moment_in
-from proxy.errors import Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
+from proxy.errors import Conflict, Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
 from proxy.monitor import shown
 from proxy.runtime import Runtime
 from proxy.server import App, Shutdown
 from proxy.store import Store
 from proxy.store.audit import REFUSED
-from proxy.store.records import ConversationRow, ExchangeRow
+from proxy.store.records import ConversationRow, ExchangeRow, StaleVersion, StoreError
 from proxy.store.transaction import Place
 from proxy.stream import Receive, Send, read_body
 from proxy.telemetry.metrics import Metrics
@@ -101,7 +102,12 @@ MAX_BODY = 64 * 1024
 MAX_NAME_LEN = 256
 MAX_NAMES = 100_000
 MAX_CURSOR_LEN = 1_024
-MAX_IN_CURSOR = 2**53  # what a JSON number holds exactly
+EXACT = 2**53  # what a JSON number holds exactly
+IN_CURSOR: Mapping[type, object] = {
+    str: Annotated[str, Meta(pattern=r"^[^\0]*\Z")],  # PostgreSQL takes no NUL
+    int: Annotated[int, Meta(gt=-EXACT, lt=EXACT)],
+    float: Annotated[float, Meta(gt=-EXACT, lt=EXACT)],
+}
 NAMES_SHOWN = 5
 DAYS = 30
 DOLLAR_DIGITS = 6
@@ -118,6 +124,18 @@ def as_json(value: object, *, status: int = 200) -> Response:
     except UnicodeEncodeError:
         body = json.dumps(plain).encode()
     return Response(body, status, media_type=JSON)
+
+
+PROBLEMS = (ProxyError, StoreError)
+"""What a request may end with that is no fault of Weir's code."""
+
+
+def problem_of(error: Exception) -> ProxyError:
+    if isinstance(error, StaleVersion):
+        return Conflict("A request of this conversation came first: try again.")
+    if isinstance(error, StoreError):
+        return ProxyError(f"The store cannot do this now: {type(error).__name__}. Try again.")
+    return error if isinstance(error, ProxyError) else ProxyError("Internal server error.")
 
 
 def as_error(error: ProxyError, *, request_id: str | None = None, codec: Codec = CHAT) -> Response:
@@ -167,15 +185,14 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         cursor = self.query.get("cursor")
         if cursor is None:
             return None
+        shape: Any = tuple[tuple(IN_CURSOR[kind] for kind in kinds)]  # type: ignore[misc]  # made of what is asked for
         try:
             given = cursor[: MAX_CURSOR_LEN + 1].encode("ascii")
-            place = json.loads(urlsafe_b64decode(given + b"=" * (-len(given) % 4)))
+            return list(msgspec.json.decode(urlsafe_b64decode(given + b"=" * (-len(given) % 4)), type=shape))
         except (ValueError, RecursionError):
-            place = None
-        is_place = len(cursor) <= MAX_CURSOR_LEN and isinstance(place, list) and len(place) == len(kinds)
-        if not is_place or not all(_is_of(part, kind) for part, kind in zip(place, kinds, strict=True)):
-            raise InvalidRequest("cursor must be the next of the page before, as it was given.", param="cursor")
-        return list(place)
+            raise InvalidRequest(
+                "cursor must be the next of the page before, as it was given.", param="cursor"
+            ) from None
 
     def start(self) -> int:
         after = self.after(int)
@@ -302,14 +319,6 @@ def page_of_whole(
 
 def gone() -> InvalidRequest:
     return InvalidRequest("What cursor points at is not in the list any more: begin again without it.", param="cursor")
-
-
-def _is_of(given: object, kind: type[str] | type[int] | type[float]) -> bool:
-    if isinstance(given, str):
-        return kind is str and "\0" not in given and given.encode("utf-8", "replace").decode() == given
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        return False
-    return (kind is float or (kind is int and isinstance(given, int))) and abs(given) < MAX_IN_CURSOR
 
 
 class Own:
