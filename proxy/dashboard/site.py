@@ -146,7 +146,7 @@ class Pages:
             response = answer
         response.headers.update(GUARDS)
         if is_new:
-            response.headers.append("set-cookie", self._sessions.cookie(session, request.scope))
+            self._sessions.keep(session, request, response)
         return response
 
     def _refuse_foreign(self, visit: PageVisit) -> None:
@@ -161,7 +161,7 @@ class Pages:
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
             return View("again.html", {}, headers=((b"refresh", b"0"),)), visit
         if visit.session.who == "nobody" and visit.at not in PUBLIC:
-            query = request.url.query
+            query = request.scope["query_string"].decode("latin-1")
             here = f"{PATH}/{visit.at}{'?' if query else ''}{query}"
             wanted = f"?{urlencode({'next': here})}" if visit.at else ""
             return Redirect(f"{PATH}/login{wanted}"), visit

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from markupsafe import Markup, escape
 from starlette.requests import Request
+from starlette.responses import Response
 
 from proxy.access.admission import identify, same_secret
 from proxy.access.destination import Caller
@@ -74,8 +75,8 @@ class Sessions(msgspec.Struct, frozen=True):
         if not body or len(given) > MAX_COOKIE_LEN:
             return None
         try:
-            session = Session(**json.loads(urlsafe_b64decode(body)))
-        except (ValueError, TypeError, RecursionError):
+            session = msgspec.json.decode(urlsafe_b64decode(body + "=="), type=Session)
+        except (ValueError, RecursionError):
             return None
         is_ours = hmac.compare_digest(signature.encode(), self._sign(body, session.who).encode())
         if not is_ours or session.until < self.runtime.planner.clock():
@@ -98,11 +99,18 @@ class Sessions(msgspec.Struct, frozen=True):
     def caller(self, session: Session) -> Caller | None:
         return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
 
-    def cookie(self, session: Session, scope: Mapping[str, Any]) -> str:
-        body = urlsafe_b64encode(json.dumps(msgspec.structs.asdict(session), separators=(",", ":")).encode()).decode()
-        age = f"Max-Age={int(LIFETIME)}; " if session.who != "nobody" else ""
-        value = f"{COOKIE}={body}.{self._sign(body, session.who)}; {age}Path={PATH}; HttpOnly; SameSite=Strict"
-        return f"{value}{'; Secure' if self._is_encrypted(scope) else ''}"
+    def keep(self, session: Session, request: Request, response: Response) -> None:
+        """Have whoever asked come with the session from now on."""
+        body = urlsafe_b64encode(msgspec.json.encode(session)).decode().rstrip("=")
+        response.set_cookie(
+            COOKIE,
+            f"{body}.{self._sign(body, session.who)}",
+            max_age=int(LIFETIME) if session.who != "nobody" else None,
+            path=PATH,
+            secure=self._is_encrypted(request),
+            httponly=True,
+            samesite="strict",
+        )
 
     def guest(self) -> Session:
         now = self.runtime.planner.clock()
@@ -130,12 +138,11 @@ class Sessions(msgspec.Struct, frozen=True):
         if not hmac.compare_digest(self.token(session).encode(), given.encode("utf-8", "replace")):
             raise Forbidden("This form is too old, or not from here: load the page anew and send it again.")
 
-    def _is_encrypted(self, scope: Mapping[str, Any]) -> bool:
-        headers = dict(scope["headers"])
-        told = headers.get(b"x-forwarded-proto", b"")
-        if scope.get("scheme") == "https" or told.split(b",")[0].strip() == b"https":
+    def _is_encrypted(self, request: Request) -> bool:
+        told = request.headers.get("x-forwarded-proto", "")
+        if request.scope["scheme"] == "https" or told.split(",")[0].strip() == "https":
             return True
-        origin: str = headers.get(b"origin", b"").decode("latin-1").lower()
+        origin = request.headers.get("origin", "").lower()
         return origin.startswith("https://") and origin == self.runtime.config.public_origin
 
     @property
