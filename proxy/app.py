@@ -36,7 +36,7 @@ from proxy.exchange.run import answering
 from proxy.http.endpoints import METHODS, Api, Probes
 from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
-from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Own, as_error, problem_of
+from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
 from proxy.http.routes import Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
@@ -75,8 +75,9 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
     probes = Probes(runtime)
     dashboard = Dashboard(runtime)
     mcp = McpServer(runtime)
-    own = [Middleware(Own, runtime=runtime, headers={})]
-    kept_by_nobody = [Middleware(Own, runtime=runtime, headers=NOT_KEPT)]
+    metrics = runtime.telemetry.metrics
+    own = [Middleware(Counted, metrics=metrics)]
+    kept_by_nobody = [Middleware(Counted, metrics=metrics, headers=NOT_KEPT)]
     return [
         Route("/v1/{rest:path}", api, methods=METHODS),
         Route("/openai/deployments/{rest:path}", api, methods=METHODS),
@@ -122,7 +123,7 @@ HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 class App:
-    """The ASGI application. A managed request at its plain path goes by the router, which would cost it 20 µs."""
+    """The ASGI application. A managed request at its plain path goes by the router, which would cost it 17 µs."""
 
     def __init__(
         self,

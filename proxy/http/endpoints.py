@@ -56,7 +56,7 @@ from proxy.errors import (
 )
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.tell import NO_POLICY, record_relayed
-from proxy.http.request import as_error, as_json, counted
+from proxy.http.request import Counted, as_error, as_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
@@ -514,8 +514,8 @@ class Api:
             await self._managed(runtime, scope, receive, send, route)
             return
         answers = answer_models if route.kind == "models" else relay_untouched
-        answer = partial(answers, runtime, scope, receive, route=route)
-        await counted(runtime.telemetry.metrics, OTHER_ROUTE, scope, send, answer)
+        answer = partial(answers, runtime, route=route)
+        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(scope, receive, send)
 
 
 GOOD_FOR = 5.0

@@ -6,7 +6,7 @@ openapi.json says what each answer has; the order of a row's fields is that of t
 import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import parse_qs
 
@@ -321,41 +321,33 @@ def gone() -> InvalidRequest:
     return InvalidRequest("What cursor points at is not in the list any more: begin again without it.", param="cursor")
 
 
-class Own:
-    """ASGI middleware of Weir's own routes: counted under one route, with headers that every answer has."""
+class Counted:
+    """ASGI middleware: requests are counted under one route, and every answer has ``headers``."""
 
-    def __init__(self, app: App, *, runtime: Runtime, headers: Mapping[str, str]) -> None:
+    def __init__(self, app: App, *, metrics: Metrics, route: str = OWN, headers: Mapping[str, str] = {}) -> None:
         self._app = app
-        self._metrics = runtime.telemetry.metrics
+        self._metrics = metrics
+        self._route = route
         self._headers = headers
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        status = 0
+
         async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        await counted(self._metrics, OWN, scope, sending, lambda send: self._app(scope, receive, send))
-
-
-async def counted(
-    metrics: Metrics, route: str, scope: MutableMapping[str, Any], send: Send, answer: Callable[[Send], Awaitable[None]]
-) -> None:
-    """Have a request answered and counted under its route; ``answer`` is given the way to send."""
-    status, begun = list[int](), time.perf_counter()
-
-    async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            status.append(message["status"])
-        await send(message)
-
-    try:
-        await answer(sending)
-    finally:
-        metrics.observe_request(
-            method=scope["method"],
-            route=route,
-            status=status[0] if status else None,
-            error=str(status[0]) if status and status[0] >= 500 else "",
-            seconds=time.perf_counter() - begun,
-        )
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            self._metrics.observe_request(
+                method=scope["method"],
+                route=self._route,
+                status=status or None,
+                error=str(status) if status >= 500 else "",
+                seconds=time.perf_counter() - begun,
+            )
