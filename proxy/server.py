@@ -97,7 +97,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_head(0)
+        self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self.head_timer, self.stall_timer):
@@ -109,7 +109,7 @@ class Protocol(HttpToolsProtocol):
             self.gone()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self.head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -118,13 +118,12 @@ class Protocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         if self.in_head:
-            self._wait_for_head(len(data))
+            self._wait_for_head()
         elif self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None
 
-    def _wait_for_head(self, size: int) -> None:
-        self.head_bytes += size
+    def _wait_for_head(self) -> None:
         if self.head_bytes > self.limits.header_bytes:
             self.send_400_response("The request's headers are too large.")
         elif self.head_timer is None:
@@ -144,7 +143,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.in_head = True
-        self.head_bytes = 0
+        self.head_bytes = 0  # what came with the end of a body before it is not counted
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # trailers are no headers (RFC 9110 6.5.1)
@@ -155,9 +154,12 @@ class Protocol(HttpToolsProtocol):
         if size > self.limits.header_bytes or len(self.headers) > self.limits.header_fields:
             raise ValueError("The request's headers are too large.")  # which is a parser's error: 400
         self.in_head = False
+        # Only now: what comes of a body that was refused, or an empty line, keeps no connection open.
+        self._unset_keepalive_if_required()
         self.scope["extensions"] = self.extensions
         super().on_headers_complete()
-        if self.app_state["shutdown"].draining.is_set():
+        # A client that is refused before it has sent its body may send another request in its place (RFC 9110 10.1.1).
+        if self.expect_100_continue or self.app_state["shutdown"].draining.is_set():
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:

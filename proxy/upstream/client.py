@@ -161,8 +161,9 @@ def came_through(headers: Headers, instance: str) -> bool:
 def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
-    if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
-        problem = f"answered with status {response.status}, which Weir does not follow"
+    status = response.status
+    if not (200 <= status < 300 or status == 304 or 400 <= status < 600):
+        problem = f"answered with status {status}, which Weir neither follows nor passes on"
     elif _NOT_IN_VALUE.search(b"".join(map(itemgetter(1), raw))):
         problem = "answered with an illegal header value"
     elif b"" in dict(kept):
@@ -176,6 +177,8 @@ def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes)
         if any(name == b"transfer-encoding" for name, _ in hops):
             skip |= {b"content-length"}
         kept = [(name, value) for name, value in kept if name not in skip]
+    if status == 304:  # its length is that of a body which does not come
+        kept = [header for header in kept if header[0] != b"content-length"]
     return HTTPAnswer(response, tuple(kept), upstream, hidden)
 
 

@@ -324,3 +324,17 @@ async def test_a_method_that_is_not_answered_is_refused_in_the_shape_of_errors(m
             line, _, body = await raw(target, f"{odd} HTTP/1.1\nHost: x\n\n")
             assert line.split()[1] in {"400", "404", "405"}
             assert body
+
+
+@pytest.mark.parametrize(("status", "answered"), [(304, 304), (999, 502)])
+async def test_what_is_not_modified_is_relayed_and_an_unknown_status_is_the_upstreams_fault(
+    status: int, answered: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def say(asked: Asked) -> Reply:
+        del asked
+        return Reply(status, headers=(("content-length", "1234"),), delimited=False)
+
+    async with scene(tmp_path, say) as at:
+        answer = await at.ask("GET", "/v1/catalogue")
+    assert answer.status_code == answered
+    assert not [each for each in caplog.records if each.exc_info]

@@ -452,6 +452,52 @@ async def test_a_100_is_sent_when_the_body_is_about_to_be_read() -> None:
         writer.close()
 
 
+@pytest.mark.requirement("R.12")
+@on_uvloop
+async def test_a_request_that_is_refused_before_its_body_does_not_take_the_next_one_for_it() -> None:
+    """Clients of Apache's keep the connection and send no body, others close it: a closed one is right for both."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve(refuse, lifespan="off") as server:
+        answer = await talk(server, b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+        assert status(answer) == 413
+        assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("more", [b"b" * 10, b"\r\n"], ids=["rest of a refused body", "empty line"])
+@pytest.mark.requirement("R.11")
+@on_uvloop
+async def test_what_follows_an_answer_keeps_no_connection_open(more: bytes) -> None:
+    refused = request(body=b"a" * 20)
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve(refuse, limits=SHORT, lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(refused[:-10] if more[:1] == b"b" else refused)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(more)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+@pytest.mark.requirement("R.1", "S.14")
+@on_uvloop
+async def test_a_head_that_begins_behind_a_large_body_is_not_too_large() -> None:
+    async with serve(Echo(), limits=ServerLimits(header_bytes=1024), lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/a", body=b"a" * 2048) + request("/b", headers=CLOSE)[:20])
+        await reader.readuntil(b"2048}")
+        writer.write(request("/b", headers=CLOSE)[20:])
+        assert status(await asyncio.wait_for(reader.read(), 5)) == 200
+        writer.close()
+
+
 @pytest.mark.requirement("R.13")
 @on_uvloop
 async def test_an_answer_of_known_length_to_http_1_0_keeps_it() -> None:
