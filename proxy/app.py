@@ -37,7 +37,7 @@ from proxy.http.endpoints import METHODS, Api, Probes
 from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
-from proxy.http.routes import Management
+from proxy.http.routes import PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
 from proxy.monitor import Alerts, HealthBook
@@ -87,7 +87,6 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
         Route("/weir/ui", dashboard, middleware=own),
         Mount("/weir/ui", dashboard, middleware=own),
         Route("/weir/mcp", mcp, middleware=own),
-        Route("/weir/mcp/", mcp, middleware=own),
         Mount("/weir", routes=Management(runtime).routes(), middleware=kept_by_nobody),
         Route("/", there, methods=["HEAD"]),
     ]
@@ -162,8 +161,11 @@ class App:
             response.headers["upgrade"] = "HTTP/1.1"
             await response(scope, receive, named)
             return
-        # Routed as it is spelled: an escaped slash belongs to a name.
-        await self._answering({**scope, "app": self, "path": scope["raw_path"].decode("latin-1")}, receive, named)
+        # Routed as it is spelled: an escaped slash belongs to a name. Slashes around Weir's own paths say nothing.
+        path = scope["raw_path"].decode("latin-1")
+        if path.startswith(PREFIX):
+            path = PREFIX + path.removeprefix(PREFIX).strip("/")
+        await self._answering({**scope, "app": self, "path": path}, receive, named)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:

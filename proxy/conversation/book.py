@@ -257,6 +257,7 @@ class Conversations:
         thread = None if found is None else await self._loaded(conversation.tenant, found[1].branch)
         if found is not None and thread is not None:
             async with thread.lock:
+                await self.reload(thread)
                 change = msgspec.structs.replace(
                     thread.branch.change(at),
                     checkpoint=found[1].body,

@@ -193,6 +193,12 @@ async def test_other_methods_are_refused_with_what_there_is(api: Api) -> None:
     assert (head[0], head[2], head[1]["content-length"]) == (200, b"", str(len(whole[2])))
 
 
+@pytest.mark.parametrize("target", ["/weir/openapi.json/", "/weir//openapi.json", "/weir/ui/login/"])
+async def test_slashes_around_a_path_say_nothing(api: Api, target: str) -> None:
+    status, _, body = await raw(api, "GET", target)
+    assert status == 200, body[:200]
+
+
 async def test_what_weir_does_not_have_never_goes_upstream(api: Api) -> None:
     before = len(api.upstream.answered())
     for target in (
