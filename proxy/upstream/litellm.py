@@ -402,8 +402,6 @@ JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 DONE = b"data: [DONE]\n\n"
 
-Plain = dict[str, Any]
-
 
 class WholeAnswer(Answer):
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
@@ -417,48 +415,6 @@ class WholeAnswer(Answer):
         self.ended = True
 
     def close(self) -> None: ...
-
-
-class IdleWatch:
-    """Calls ``end`` when a wait has gone on for ``seconds`` without a byte.
-
-    ``since`` is the loop's time at which the wait under way began, None between two waits. ``received`` counts bytes
-    that came without ending the wait.
-    """
-
-    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
-
-    def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
-        self.seconds = seconds
-        self.since: float | None = None
-        self.clock = asyncio.get_running_loop().time
-        self._end = end
-        self._received = received
-        self._bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Begin a wait."""
-        self.since = self.clock()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        now, count = self.clock(), self._received()
-        if self.since is None or count != self._bytes:
-            self._bytes = count
-            self.since = None if self.since is None else now
-        left = self.seconds if self.since is None else self.since + self.seconds - now
-        if left > 0:
-            self._timer = asyncio.get_running_loop().call_later(left, self._look)
-        else:
-            self._timer = None
-            self._end()
 
 
 class StreamedAnswer(Answer):
@@ -476,8 +432,7 @@ class StreamedAnswer(Answer):
         self._reader = reader
         self._secret = secret
         self._name = f"Upstream {reader.upstream!r}"
-        self._silent = False
-        self._watch = IdleWatch(idle, end=self._fell_silent, received=line.received)
+        self._idle = idle
         self._closing: asyncio.Task[None] | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -497,28 +452,30 @@ class StreamedAnswer(Answer):
                 self.close()
                 raise StreamBroken(f"{self._name} broke off its answer.")
             yield unnamed_event(chunk_body(chunk))
-        self._watch.stop()
         yield DONE
         self.ended = True
 
     async def _next(self) -> Any:
+        """The next chunk; UpstreamTimeout where nothing has come over the line for ``idle`` seconds."""
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
-        self._watch.start()
+        following = asyncio.ensure_future(anext(self._stream))
+        received = -1
         try:
-            return await anext(self._stream)
+            while not following.done():
+                if received == self._line.received():
+                    raise UpstreamTimeout(f"{self._name} sent nothing for {self._idle:g} seconds.")
+                received = self._line.received()
+                await asyncio.wait((following,), timeout=self._idle)
+            return following.result()
         finally:
-            self._watch.since = None
-
-    def _fell_silent(self) -> None:
-        self._silent = True
-        self.close()
+            following.cancel()
 
     def _failed(self, error: Exception) -> bytes:
         self.close()
-        if self._silent:
-            raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
-        told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
+        if isinstance(error, UpstreamTimeout):
+            raise error from None
+        told = None if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
         if isinstance(told, WholeAnswer):
             return unnamed_event(told.body)
         if isinstance(told, UpstreamTimeout):
@@ -526,7 +483,6 @@ class StreamedAnswer(Answer):
         raise StreamBroken(f"{self._name} broke off its answer.") from None
 
     def close(self) -> None:
-        self._watch.stop()
         if not self.ended and self._closing is None:
             self._closing = asyncio.ensure_future(self._abort())
 
@@ -559,58 +515,28 @@ def provider_headers(reply: Any) -> Headers:
 
 def completion_body(reply: Any) -> bytes:
     plain = _present(reply.model_dump())
-    plain["choices"] = [_choice(choice, "message") for choice in plain.get("choices", ())]
-    plain["usage"] = _usage(plain["usage"]) if "usage" in plain else None
-    return _bytes(_present(plain))
+    for choice in plain.get("choices", ()):
+        choice.update({"logprobs": None, "finish_reason": None} | choice)
+        choice["message"] = {"role": "assistant", "content": None} | choice["message"]
+        for call in choice["message"].get("tool_calls", ()):
+            call.pop("index", None)
+    return _bytes(plain)
 
 
 def chunk_body(chunk: Any) -> bytes:
     plain = _present(chunk.model_dump())
-    choices = [_choice(choice, "delta") for choice in plain.get("choices", ())]
-    usage = plain.pop("usage", None)
-    if usage is not None:
-        plain["usage"] = _usage(usage)
+    choices = [{"delta": {}, "logprobs": None, "finish_reason": None} | each for each in plain.get("choices", ())]
+    if "usage" in plain:
         choices = [choice for choice in choices if choice["delta"] or choice["finish_reason"]]
-    plain["choices"] = choices
-    return _bytes(plain)
+    return _bytes(plain | {"choices": choices})
 
 
-def _choice(choice: Plain, said: str) -> Plain:
-    plain = _present(choice)
-    spoken = _present(plain.pop(said, None) or {})
-    fields = _present(spoken.pop("provider_specific_fields", None) or {})
-    if fields:
-        spoken["provider_specific_fields"] = fields
-    if "tool_calls" in spoken:
-        spoken["tool_calls"] = [_call(call, whole=said == "message") for call in spoken["tool_calls"]]
-    if said == "message":
-        spoken = {"role": "assistant", "content": None, **spoken}
-    kept = {key: plain[key] for key in plain if key not in ("index", "finish_reason", "logprobs")}
-    return {
-        "index": plain.get("index", 0),
-        said: spoken,
-        "logprobs": plain.get("logprobs"),
-        "finish_reason": plain.get("finish_reason"),
-        **kept,
-    }
+def _present(value: Any) -> Any:
+    """The value without what litellm says by None, at any depth."""
+    if isinstance(value, dict):
+        return {key: _present(each) for key, each in value.items() if each is not None}
+    return [_present(each) for each in value] if isinstance(value, list) else value
 
 
-def _call(call: Plain, *, whole: bool) -> Plain:
-    plain = _present(call)
-    if "function" in plain:
-        plain["function"] = _present(plain["function"])
-    if whole:
-        plain.pop("index", None)
-    return plain
-
-
-def _usage(usage: Plain) -> Plain:
-    return {key: _present(value) if isinstance(value, dict) else value for key, value in _present(usage).items()}
-
-
-def _present(plain: Mapping[str, Any]) -> Plain:
-    return {key: value for key, value in plain.items() if value is not None}
-
-
-def _bytes(plain: Plain) -> bytes:
+def _bytes(plain: dict[str, Any]) -> bytes:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
