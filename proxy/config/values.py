@@ -140,11 +140,23 @@ def _store_url(url: str) -> str:
     return url
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False), _with_units(_UNITS)]
-Wait = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False), _with_units(_UNITS)]
-Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0), _with_units(_SIZES)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    Field(gt=0, allow_inf_nan=False),
+    _with_units(_UNITS),
+]
+Wait = Annotated[
+    float,
+    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    Field(ge=0, allow_inf_nan=False),
+    _with_units(_UNITS),
+]
+Size = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(gt=0), _with_units(_SIZES)]
 Count = Annotated[int, Field(gt=0)]
-Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0, allow_inf_nan=False)]
+Expiry = Annotated[
+    float, BeforeValidator(_moment, json_schema_input_type=float | str), Field(gt=0, allow_inf_nan=False)
+]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
