@@ -304,7 +304,7 @@ class Configuration(Shape):
 async def config(asked: ManagementRequest) -> Configuration:
     """Every value of the configuration that holds, secrets as ``***``, and where each came from; without policies."""
     effective = asked.runtime.config
-    values = public(effective)
+    values = await asyncio.to_thread(public, effective)  # the first call makes its schema
     return Configuration(
         values={name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE},
         places={dotted(at): where for at, where in effective.places.items()},

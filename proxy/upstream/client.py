@@ -138,7 +138,7 @@ class Client:
                         raise
                     pool.connector.drop_idle()
                     response = await ask()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             if streamed is not None and streamed.error is not None:
                 raise streamed.error from None
             raise _failure(error, upstream) from None
