@@ -274,6 +274,7 @@ async def relay_stream(
     headers: Headers,
     opening: Opening | None,
     chunks: AsyncGenerator[bytes, None],
+    pour: Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None = None,
     explain: Callable[[Exception], ProxyError] | None = None,
     begun: Callable[[], None] | None = None,
     tap: StreamTap | None = None,
@@ -281,7 +282,8 @@ async def relay_stream(
     """Send a stream on, past a ``tap``. Raises Cut if it broke off, or ended in the middle.
 
     ``explain`` says what the client is told of that, as an event. Without it nothing is added to the stream, which may
-    be anything, or have an encoding. ``begun`` is called when the first piece has come.
+    be anything, or have an encoding. ``begun`` is called when the first piece has come. ``pour`` sends on what
+    follows the opening past ``send``, and returns as :meth:`HTTPAnswer.pour`.
     """
     lines = Lines()
     await send_start(send, status=status, headers=headers)
@@ -302,8 +304,12 @@ async def relay_stream(
             if opening is not None and opening.pending is not None:
                 with contextlib.suppress(StopAsyncIteration):
                     await send_more(send, seen(await opening.pending))
-            async for chunk in chunks:
-                await send_more(send, seen(chunk))
+            if pour is None:
+                async for chunk in chunks:
+                    await send_more(send, seen(chunk))
+            else:
+                while not await pour(seen):
+                    await send_more(send, b"")  # which waits for the client
         await send_more(send, lines.rest)
     except (StreamBroken, UpstreamTimeout) as error:
         if explain is not None and tap is not None:

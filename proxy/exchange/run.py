@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -61,6 +61,7 @@ from proxy.models.limits import BINDING
 from proxy.planning.values import Plan, PlanRequest
 from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
+from proxy.server import WRITE
 from proxy.stream import (
     EVENT_STREAM,
     NOT_RELAYED,
@@ -83,7 +84,7 @@ from proxy.tap import StreamTap, Tap, unpacker_for
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
 from proxy.upstream.client import came_through, has_no_route
-from proxy.upstream.connection import Answer
+from proxy.upstream.connection import Answer, HTTPAnswer
 from proxy.upstream.overflow import MEASURED, NONE, Kind, Verdict
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
@@ -511,6 +512,7 @@ class ExchangeHandler:
                         headers=headers,
                         opening=received.opening,
                         chunks=chunks,
+                        pour=self._pouring(answer),
                         explain=self._explain if is_readable(answer) else None,
                         tap=tap,
                         begun=None if progress.attempts is None else progress.attempts.begin_stream,
@@ -518,6 +520,13 @@ class ExchangeHandler:
         finally:
             answer.close()
             self._learn()
+
+    def _pouring(self, answer: Answer) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
+        """How an answer goes past ``send``, where nothing but the client has to have its pieces."""
+        progress, write = self.progress, self.scope.get("extensions", {}).get(WRITE)
+        span = None if progress.attempts is None else progress.attempts.span
+        is_kept = progress.listener is not None or span is None or span.captures
+        return partial(answer.pour, write) if write and not is_kept and isinstance(answer, HTTPAnswer) else None
 
     def _learn(self) -> None:
         progress = self.progress

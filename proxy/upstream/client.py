@@ -7,9 +7,7 @@ A pool belongs to one origin and one tenant's credential, so that bytes which an
 answer can never open another tenant's. Within a pool such bytes close the connection.
 """
 
-import asyncio
 import functools
-import io
 import re
 import time
 import urllib.parse
@@ -20,13 +18,20 @@ from typing import Any
 
 import aiohttp
 from cachetools import TTLCache
-from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Answer, Connector, HTTPAnswer, Pools, StaleConnection, StreamBroken
+from proxy.upstream.connection import (
+    Answer,
+    Connector,
+    HTTPAnswer,
+    PooledResponse,
+    Pools,
+    StaleConnection,
+    StreamBroken,
+)
 from proxy.upstream.providers import LitellmProvider
 from proxy.wire.raw import read_value
 
@@ -40,45 +45,16 @@ _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 UNSENDABLE = "The request's target or headers hold what cannot be sent."
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
-_NOT_IN_BYTES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_NOT_IN_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-READ_BUFFER = 1 << 17
-MAX_LINE = 1 << 17
-MAX_AT_ONCE = 1 << 20
-"""Bytes above which aiohttp warns of a body that is given to it as a whole."""
+_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Also as nginx (an escaped slash) and servlet containers (parameters of a segment) come to see one.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
 
 
-class _Pool:
-    """One origin's connections that were opened with one tenant's credential."""
-
-    def __init__(self) -> None:
-        self.connector = Connector()
-        self.session = aiohttp.ClientSession(
-            connector=self.connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
-            read_bufsize=READ_BUFFER,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-        )
-        self.session._retry_connection = False  # noqa: SLF001 - a GET may cost as well, and is sent once
-
-    @property
-    def busy(self) -> bool:
-        return self.connector.connections[0] > 0
-
-    async def close(self) -> None:
-        await self.session.close()
-
-
 class Client:
     def __init__(self, *, instance: str) -> None:
-        self._via = f"1.1 weir-{instance}"
-        self._pools: Pools[tuple[str | None, str | None, str], _Pool] = Pools(
-            make=_Pool, busy=lambda pool: pool.busy, close=_Pool.close
+        self._via = f"via: 1.1 weir-{instance}".encode()
+        self._pools: Pools[tuple[str | None, str | None, str], Connector] = Pools(
+            make=Connector, busy=lambda pool: pool.busy, close=Connector.close
         )
 
     async def send(
@@ -109,94 +85,68 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
+        origin, opening = _opening(method.upper(), upstream.base_url or "", path, query)
+        head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
         key, timeout = upstream.own_key, upstream.timeout
-        url = _address(upstream.base_url or "", path, query)
-        fields = self._fields(upstream, headers, drop=drop, attempt=attempt)
-        if length is not None:
-            fields["content-length"] = str(length)
         pool = self._pools.of((upstream.base_url, key, tenant))
-        streamed = None if body is None or isinstance(body, bytes) else _Streamed(body)
-        data: Any = body or None
-        if isinstance(body, bytes) and len(body) > MAX_AT_ONCE:
-            data = io.BytesIO(body)
-        ask = functools.partial(
-            pool.session.request,
-            method.upper(),
-            url,
-            headers=fields,
-            data=data if streamed is None else streamed.parts(),
-            allow_redirects=False,
-            timeout=_timeout(min(timeout.connect, timeout.first_byte)),
-        )
         started = time.monotonic()
+        hidden = hidden if key is None else key.encode()
+        ask = functools.partial(
+            pool.ask,
+            origin,
+            head,
+            body or b"",
+            length=length,
+            patience=_timeout(min(timeout.connect, timeout.first_byte)),
+            within=timeout.first_byte,
+            is_bodiless=method == "HEAD",
+        )
         try:
-            async with asyncio.timeout(timeout.first_byte):
-                try:
-                    response = await ask()
-                except StaleConnection:
-                    if streamed is not None or time.monotonic() - started > STALE_WITHIN:
-                        raise
-                    pool.connector.drop_idle()
-                    response = await ask()
+            try:
+                answer = await ask()
+            except StaleConnection:
+                if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
+                    closed = f"Upstream {upstream.name!r} closed the connection without an answer."
+                    raise UpstreamUnreachable(closed) from None
+                pool.drop_idle()
+                answer = await ask()
         except (aiohttp.ClientError, OSError) as error:
-            if streamed is not None and streamed.error is not None:
-                raise streamed.error from None
             raise _failure(error, upstream) from None
-        if response.connection is not None and response.connection.protocol is not None:
-            response.connection.protocol.read_timeout = timeout.idle
-            response.connection.protocol.start_timeout()
-        return _answer(response, upstream, hidden if key is None else key.encode())
+        return _answer(answer, upstream, hidden)
 
     @property
     def connections(self) -> tuple[int, int]:
-        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(
-        self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int
-    ) -> CIMultiDict[str]:
+    def _fields(self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
         skip = _skipped(drop, keyed=upstream.own_key is not None) | _named(headers)
         lines = [
-            (copied, _text(value))
+            b"%b: %b" % (copied, value)
             for name, value in headers
             if (copied := _copied(name)) is not None and name not in skip
         ]
         if attempt:
-            lines = [(n, f"{v}-{attempt}" if n == "idempotency-key" else v) for n, v in lines]
+            lines = [b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line for line in lines]
         if upstream.own_key is not None:
-            lines.append(credential_field(upstream.credential, upstream.own_key))
-        lines.append(("via", self._via))
-        if any(_NOT_IN_VALUE.search(value) for _, value in lines):
+            lines.append("{}: {}".format(*credential_field(upstream.credential, upstream.own_key)).encode())
+        lines.append(self._via)
+        if _NOT_IN_VALUE.search(b"".join(lines)):
             raise InvalidRequest(UNSENDABLE)
-        return CIMultiDict(lines)
+        return b"\r\n".join(lines)
 
 
-def _text(value: bytes) -> str:
-    """A header's value, which aiohttp sends as UTF-8; what is not is Latin-1 (RFC 9110 5.5)."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
-
-
-class _Streamed:
-    """A body that streams in, and what it was ended by: aiohttp raises an error of its own for that."""
-
-    def __init__(self, body: AsyncIterator[bytes]) -> None:
-        self._body = body
-        self.error: Exception | None = None
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._body:
-                if part:
-                    yield part
-        except Exception as error:
-            self.error = error
-            raise
+def _framing(method: str, body: bytes | AsyncIterator[bytes] | None, length: int | None) -> bytes:
+    if body is None or isinstance(body, bytes):
+        length = len(body or b"") or length
+        if length is None and method in _WITHOUT_BODY:
+            return b"\r\n\r\n"
+    elif length is None:
+        return b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return b"\r\nContent-Length: %d\r\n\r\n" % (length or 0)
 
 
 def credential_field(auth: str, key: str) -> tuple[str, str]:
@@ -208,12 +158,12 @@ def came_through(headers: Headers, instance: str) -> bool:
     return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
+def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     if response.status < 200 or (300 <= response.status < 400 and response.status != 304):
         problem = f"answered with status {response.status}, which Weir does not follow"
-    elif _NOT_IN_BYTES.search(b"".join(map(itemgetter(1), raw))):
+    elif _NOT_IN_VALUE.search(b"".join(map(itemgetter(1), raw))):
         problem = "answered with an illegal header value"
     elif b"" in dict(kept):
         problem = "answered with an illegal header name"
@@ -242,7 +192,7 @@ def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
             return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
         case aiohttp.ClientConnectorError():
             return UpstreamUnreachable(f"{name} could not be connected to.")
-        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+        case aiohttp.ClientPayloadError():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
         case aiohttp.ClientConnectionError() | OSError():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
@@ -261,9 +211,9 @@ def _skipped(drop: frozenset[bytes], *, keyed: bool) -> frozenset[bytes]:
 
 
 @functools.lru_cache(maxsize=512)
-def _copied(name: bytes) -> str | None:
+def _copied(name: bytes) -> bytes | None:
     lowered = name.lower()
-    return None if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE) else lowered.decode()
+    return None if lowered in _NOT_COPIED or lowered.startswith(_PRIVATE) else lowered
 
 
 @functools.lru_cache(maxsize=512)
@@ -275,16 +225,18 @@ def _relayed(name: bytes) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _address(base: str, path: str, query: bytes) -> URL:
+def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, bytes]:
+    """Where a request goes, and the lines that it begins with."""
     if _DOT_SEGMENT.search(path) or not path.startswith("/"):
         raise InvalidRequest("The request's path may not hold dot segments.")
     address = base.rstrip("/") + path
     if query:
         address = f"{address}?{query.decode() if query.isascii() else urllib.parse.quote_from_bytes(query, _ASCII)}"
     url = URL(address, encoded=True)
-    if not url.raw_host or _NOT_IN_VALUE.search(url.raw_path_qs):
+    line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
+    if not url.raw_host or _NOT_IN_VALUE.search(line):
         raise InvalidRequest(UNSENDABLE)
-    return url
+    return url.origin(), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()

@@ -25,7 +25,7 @@ import openai
 from proxy.access.destination import Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Answer, Pools, StreamBroken
+from proxy.upstream.connection import Answer, IdleWatch, Pools, StreamBroken
 from proxy.upstream.providers import NO_KEY, SDK, copied_headers, translated
 from proxy.wire.anthropic import REFUSALS
 from proxy.wire.raw import unnamed_event
@@ -402,6 +402,8 @@ JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 DONE = b"data: [DONE]\n\n"
 
+Plain = dict[str, Any]
+
 
 class WholeAnswer(Answer):
     def __init__(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
@@ -432,7 +434,8 @@ class StreamedAnswer(Answer):
         self._reader = reader
         self._secret = secret
         self._name = f"Upstream {reader.upstream!r}"
-        self._idle = idle
+        self._silent = False
+        self._watch = IdleWatch(idle, end=self._fell_silent, received=line.received)
         self._closing: asyncio.Task[None] | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -452,30 +455,28 @@ class StreamedAnswer(Answer):
                 self.close()
                 raise StreamBroken(f"{self._name} broke off its answer.")
             yield unnamed_event(chunk_body(chunk))
+        self._watch.stop()
         yield DONE
         self.ended = True
 
     async def _next(self) -> Any:
-        """The next chunk; UpstreamTimeout where nothing has come over the line for ``idle`` seconds."""
         if self._closing is not None:
             raise StreamBroken(f"{self._name} broke off its answer.")
-        following = asyncio.ensure_future(anext(self._stream))
-        received = -1
+        self._watch.start()
         try:
-            while not following.done():
-                if received == self._line.received():
-                    raise UpstreamTimeout(f"{self._name} sent nothing for {self._idle:g} seconds.")
-                received = self._line.received()
-                await asyncio.wait((following,), timeout=self._idle)
-            return following.result()
+            return await anext(self._stream)
         finally:
-            following.cancel()
+            self._watch.since = None
+
+    def _fell_silent(self) -> None:
+        self._silent = True
+        self.close()
 
     def _failed(self, error: Exception) -> bytes:
         self.close()
-        if isinstance(error, UpstreamTimeout):
-            raise error from None
-        told = None if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
+        if self._silent:
+            raise UpstreamTimeout(f"{self._name} sent nothing for {self._watch.seconds:g} seconds.") from None
+        told = error if isinstance(error, StreamBroken) else self._reader.read(error, secret=self._secret)
         if isinstance(told, WholeAnswer):
             return unnamed_event(told.body)
         if isinstance(told, UpstreamTimeout):
@@ -483,6 +484,7 @@ class StreamedAnswer(Answer):
         raise StreamBroken(f"{self._name} broke off its answer.") from None
 
     def close(self) -> None:
+        self._watch.stop()
         if not self.ended and self._closing is None:
             self._closing = asyncio.ensure_future(self._abort())
 
@@ -515,28 +517,58 @@ def provider_headers(reply: Any) -> Headers:
 
 def completion_body(reply: Any) -> bytes:
     plain = _present(reply.model_dump())
-    for choice in plain.get("choices", ()):
-        choice.update({"logprobs": None, "finish_reason": None} | choice)
-        choice["message"] = {"role": "assistant", "content": None} | choice["message"]
-        for call in choice["message"].get("tool_calls", ()):
-            call.pop("index", None)
-    return _bytes(plain)
+    plain["choices"] = [_choice(choice, "message") for choice in plain.get("choices", ())]
+    plain["usage"] = _usage(plain["usage"]) if "usage" in plain else None
+    return _bytes(_present(plain))
 
 
 def chunk_body(chunk: Any) -> bytes:
     plain = _present(chunk.model_dump())
-    choices = [{"delta": {}, "logprobs": None, "finish_reason": None} | each for each in plain.get("choices", ())]
-    if "usage" in plain:
+    choices = [_choice(choice, "delta") for choice in plain.get("choices", ())]
+    usage = plain.pop("usage", None)
+    if usage is not None:
+        plain["usage"] = _usage(usage)
         choices = [choice for choice in choices if choice["delta"] or choice["finish_reason"]]
-    return _bytes(plain | {"choices": choices})
+    plain["choices"] = choices
+    return _bytes(plain)
 
 
-def _present(value: Any) -> Any:
-    """The value without what litellm says by None, at any depth."""
-    if isinstance(value, dict):
-        return {key: _present(each) for key, each in value.items() if each is not None}
-    return [_present(each) for each in value] if isinstance(value, list) else value
+def _choice(choice: Plain, said: str) -> Plain:
+    plain = _present(choice)
+    spoken = _present(plain.pop(said, None) or {})
+    fields = _present(spoken.pop("provider_specific_fields", None) or {})
+    if fields:
+        spoken["provider_specific_fields"] = fields
+    if "tool_calls" in spoken:
+        spoken["tool_calls"] = [_call(call, whole=said == "message") for call in spoken["tool_calls"]]
+    if said == "message":
+        spoken = {"role": "assistant", "content": None, **spoken}
+    kept = {key: plain[key] for key in plain if key not in ("index", "finish_reason", "logprobs")}
+    return {
+        "index": plain.get("index", 0),
+        said: spoken,
+        "logprobs": plain.get("logprobs"),
+        "finish_reason": plain.get("finish_reason"),
+        **kept,
+    }
 
 
-def _bytes(plain: dict[str, Any]) -> bytes:
+def _call(call: Plain, *, whole: bool) -> Plain:
+    plain = _present(call)
+    if "function" in plain:
+        plain["function"] = _present(plain["function"])
+    if whole:
+        plain.pop("index", None)
+    return plain
+
+
+def _usage(usage: Plain) -> Plain:
+    return {key: _present(value) if isinstance(value, dict) else value for key, value in _present(usage).items()}
+
+
+def _present(plain: Mapping[str, Any]) -> Plain:
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def _bytes(plain: Plain) -> bytes:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -481,6 +481,70 @@ async def test_an_upstream_is_held_back_while_nobody_reads() -> None:
         answer.close()
 
 
+@pytest.mark.requirement("R.4", "P5")
+@on_uvloop
+async def test_an_answer_that_is_poured_waits_for_whoever_takes_it_and_loses_nothing() -> None:
+    sent, size = 0, 64 << 20
+
+    async def script(wire: Wire) -> None:
+        nonlocal sent
+        await wire.request()
+        wire.write(CHUNKED)
+        while sent < size:
+            wire.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await wire.writer.drain()
+            sent += 65536
+        wire.write(b"0\r\n\r\n")
+
+    taken = 0
+
+    def take(piece: bytes) -> bool:
+        nonlocal taken
+        taken += len(piece)
+        return taken > 1 << 20
+
+    async with upstream(script, idle=0.2) as (_, target, client):
+        answer = await post(client, target)
+        assert not await answer.pour(take, bytes)
+        await asyncio.sleep(0.5)  # silence that this side has caused is not the upstream's
+        assert sent < 16 << 20
+        while not await answer.pour(take, bytes):
+            pass
+        assert (taken, answer.ended) == (size, True)
+
+
+@pytest.mark.requirement("R.31", "R.32")
+@pytest.mark.parametrize("way", ["silence", "end", "reset", "close", "malformed"])
+@on_uvloop
+async def test_an_answer_that_breaks_off_while_it_is_poured_says_so(way: str) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        wire.write(CHUNKED + b"5\r\nfirst\r\n")
+        await asyncio.sleep(0.05)
+        wire.write(b"1e\r\nsecond, sk-test-canary, and on\r\n" + (b"zz\r\n" if way == "malformed" else b""))
+        await asyncio.sleep(0.05)
+        if way == "reset":
+            wire.reset()
+        elif way != "end":
+            await wire.gone()
+
+    pieces: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        pieces.append(piece)
+        if way == "close" and len(pieces) > 1:
+            asyncio.get_running_loop().call_soon(answer.close)
+        return True
+
+    async with upstream(script, idle=0.3) as (_, target, client):
+        answer = await post(client, target)
+        with pytest.raises(UpstreamTimeout if way == "silence" else StreamBroken):
+            await answer.pour(take, bytes)
+        assert b"".join(pieces).startswith(b"first")
+        assert KEY.encode() not in b"".join(pieces)
+        assert not answer.ended
+
+
 # Faults before an answer
 
 
