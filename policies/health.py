@@ -18,8 +18,8 @@ two, ``warning`` something that gets worse (``degradation``) or is unusual (``an
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Level = Literal["critical", "warning", "info"]
@@ -46,6 +46,9 @@ TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
 LATE = 60.0
 """Seconds. Beyond them a clock was set back, and what comes is news."""
+SHARE: Mapping[str, float] = {"ge": 0, "le": 1}
+AMOUNT: Mapping[str, float] = {"ge": 0, "lt": math.inf}
+"""Bounds that a configuration may set a limit in (see policies.settings)."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -58,14 +61,14 @@ class HealthRules:
     """
 
     enabled: bool = True
-    utilization: float = 0.90
-    utilization_requests: int = 3
-    overflow_requests: float = 2.0
-    eviction_rate: float = 5.0
-    compression_ratio: float = 2.0
-    fidelity: float = 0.75
-    tool_bloat: float = 0.30
-    spike_share: float = 0.05
+    utilization: float = field(default=0.90, metadata=SHARE)
+    utilization_requests: int = field(default=3, metadata={"ge": 1, "le": 100})
+    overflow_requests: float = field(default=2.0, metadata=AMOUNT)
+    eviction_rate: float = field(default=5.0, metadata=AMOUNT)
+    compression_ratio: float = field(default=2.0, metadata=AMOUNT)
+    fidelity: float = field(default=0.75, metadata=SHARE)
+    tool_bloat: float = field(default=0.30, metadata=SHARE)
+    spike_share: float = field(default=0.05, metadata=SHARE)
 
 
 class Sample(NamedTuple):

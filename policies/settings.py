@@ -2,16 +2,22 @@
 
 The defaults are the policy ``balanced``, chosen from simulated policies on recorded conversations; shares are of *room*
 (the trigger less what can never be removed), because absolute shares thrash in small windows. ``docs/policies.md``
-tells what each setting does; here stands what reading it there would not tell.
+tells what each setting does; here stands what reading it there would not tell. A field's metadata is what a
+configuration may say of it: ``ge``, ``gt``, ``le`` and ``lt`` are its bounds, ``alias`` is its key. ``name`` has no
+key: it is that of the whole.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
-from policies.health import HealthRules
+from policies.health import AMOUNT, SHARE, HealthRules
+
+PART: Mapping[str, float] = {"gt": 0, "le": 1}
+POSITIVE: Mapping[str, float] = {"gt": 0}
 
 CACHE_TTL = 300.0
 """Seconds after which a provider's cache has forgotten a conversation."""
@@ -19,8 +25,8 @@ CACHE_TTL = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendRules:
-    window: int = 5
-    spike_multiplier: float = 3.0
+    window: int = field(default=5, metadata=POSITIVE)
+    spike_multiplier: float = field(default=3.0, metadata=POSITIVE)
 
 
 class Mode(StrEnum):
@@ -39,11 +45,11 @@ class ExtractShape:
     """
 
     window: int | None
-    trigger: float
-    low_water: float
-    extract: float
-    tail: float
-    note: float = 0.04
+    trigger: float = field(metadata=SHARE)
+    low_water: float = field(metadata=SHARE)
+    extract: float = field(metadata=SHARE)
+    tail: float = field(metadata=SHARE)
+    note: float = field(default=0.04, metadata=SHARE)
     evict: float = 1.0
 
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
@@ -87,12 +93,12 @@ class Layer:
     layer's work is kept.
     """
 
-    strategy: str
-    at: float | None = None
-    stop_at: float | None = None
+    strategy: str = field(metadata={"alias": "layer"})
+    at: float | None = field(default=None, metadata=SHARE)
+    stop_at: float | None = field(default=None, metadata=SHARE)
     scope: str = "total"
-    min_savings: int | float | None = None
-    must_reach: float | None = None
+    min_savings: int | float | None = field(default=None, metadata={"ge": 0})
+    must_reach: float | None = field(default=None, metadata=SHARE)
     params: Mapping[str, Param] = field(default_factory=dict)
 
 
@@ -110,11 +116,11 @@ OnOverflow = Literal["track", "warn", "reject", "summarize", "truncate", "prune-
 class Bucket:
     """``cap`` is tokens from 1 on and a share of W below, None for no limit; the shares are of the cap."""
 
-    cap: int | float | None = None
-    soft: float = 0.80
+    cap: int | float | None = field(default=None, metadata={"gt": 0, "lt": math.inf})
+    soft: float = field(default=0.80, metadata=PART)
     on_overflow: OnOverflow = "track"
     charge_to: str | None = None
-    watermark: float = 0.80
+    watermark: float = field(default=0.80, metadata=PART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +131,13 @@ class Ingest:
     any).
     """
 
-    cap: int = 25_000
-    share: float = 0.20
+    cap: int = field(default=25_000, metadata=POSITIVE)
+    share: float = field(default=0.20, metadata=PART)
     method: Literal["middle_out", "head", "tail"] = "middle_out"
     from_start: bool = False
     tools: Mapping[str, int] = field(default_factory=dict)
     sub_agent_tools: tuple[str, ...] = ()
-    sub_agent_cap: int = 2_000
+    sub_agent_cap: int = field(default=2_000, metadata=POSITIVE)
     drop_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     include: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -213,7 +219,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    requests: int = 20
+    requests: int = field(default=20, metadata={"ge": 0, "le": 1_000})
     content: bool = True
 
 
@@ -247,34 +253,33 @@ class ContextSettings:
     ``CACHE_TTL`` seconds after the last request. ``summarizer`` may be ``same``; None asks no model.
     """
 
-    name: str = "balanced"
+    name: str = field(default="balanced", metadata={"validation_alias": ""})
     mode: Mode = Mode.ENFORCE
-    window: int | None = None
-    window_per_output: int | None = None
-    designed_for: int | None = None
+    window: int | None = field(default=None, metadata=POSITIVE)
+    window_per_output: int | None = field(default=None, metadata=POSITIVE)
+    designed_for: int | None = field(default=None, metadata=POSITIVE)
     base: Literal["usable", "window", "max_input"] = "usable"
     reserve_mode: Literal["request", "fixed"] = "request"
-    reserve: int | float = 0
-    reserve_floor: int = 4_000
-    headroom: int | float = 0.05
-    margin: float = 0.05
+    reserve: int | float = field(default=0, metadata=AMOUNT)
+    reserve_floor: int = field(default=4_000, metadata={"ge": 0})
+    headroom: int | float = field(default=0.05, metadata=AMOUNT)
+    margin: float = field(default=0.05, metadata={"ge": 0, "lt": 1})
     zones: Zones = Zones()
     auto_scale: bool = False
-    rot_soft_tokens: int | None = 64_000
+    rot_soft_tokens: int | None = field(default=64_000, metadata=POSITIVE)
     trend: TrendRules = TrendRules()
     preempt: bool = False
-    cold_at: float | None = 0.80
+    cold_at: float | None = field(default=0.80, metadata=PART)
     enforce: Literal["global", "bucket", "observe"] = "global"
     when_full: Literal["manage", "reject"] = "manage"
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     shapes: tuple[ExtractShape, ...] = BALANCED_SHAPES
-    layers: tuple[Layer, ...] = BALANCED_LAYERS
     ingest: Ingest = Ingest()
     memory: Memory = Memory()
     estimator: str = "tokenizer"
-    image_tokens: int | None = None
+    image_tokens: int | None = field(default=None, metadata=POSITIVE)
     placeholder: Literal["finding", "marker", "none"] = "finding"
-    placeholder_tokens: int = 50
+    placeholder_tokens: int = field(default=50, metadata={"ge": 0})
     marker: str = "[Old tool result content cleared]"
     summarizer: str | None = None
     embeddings: str | None = None
@@ -288,6 +293,7 @@ class ContextSettings:
     resume: Literal["header", "auto", "off"] = "header"
     server_state: Literal["follow", "refuse", "relay"] = "follow"
     cache_breakpoint: Literal["off", "5m", "1h"] = "off"
+    layers: tuple[Layer, ...] = field(default=BALANCED_LAYERS, metadata={"alias": "cascade"})
 
     @cached_property
     def observes(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import click
 
@@ -35,8 +35,8 @@ from proxy.cli.shared import (
     writing,
 )
 from proxy.config.file import ConfigError, dotted, leaves_of
-from proxy.config.loading import environment, load_config, public
-from proxy.config.values import Config, Flags, UpstreamSettings, as_written, masked_url
+from proxy.config.loading import environment, load_config
+from proxy.config.values import Config, Flags, UpstreamSettings, masked_url, public
 from proxy.models.facts import ModelFacts, ModelRegistry, Probe
 from proxy.store import Store
 from proxy.store.records import DAY
@@ -94,13 +94,13 @@ def doctor(*, path: Path | None, store: str | None, model: str | None, values: b
 
 
 def _show_values(config: Config, *, as_json: bool) -> int:
-    data = cast("dict[str, object]", public(config))
+    data = public(config, as_written=not as_json)
     policies = {
         f"policies.{name}": (f"weir policy show {name}", config.places.get(("policies", name), "default"))
         for name in config.policies
     }
     rows = {
-        dotted(at): (in_yaml(as_written(str(at[-1]), value)), config.places.get(at, "default"))
+        dotted(at): (in_yaml(value), config.places.get(at, "default"))
         for key, section in data.items()
         for at, value in leaves_of(section, (key,))
         if key not in {"policies", "warnings"}

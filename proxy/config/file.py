@@ -1,6 +1,6 @@
-"""A YAML file as plain data that remembers where every value stood, and typed values made from it.
+"""A YAML file as plain data with the line of every value, and typed values made from it.
 
-The file is closed: a key that no dataclass field names is an error with file, line, path and the nearest
+The file is closed: a key that no field of the dataclasses names is an error with file, line, path and the nearest
 name. ``${NAME}`` and ``${NAME:-default}`` inside a scalar read the environment; what they give stays text
 (a number field still accepts it), and an empty result is null.
 """
@@ -11,28 +11,26 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from proxy.errors import redact_shapes
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""
 
+MAX_DEPTH = 32
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^}$]|\$(?!\{))*+))?\}")
-_TAG_BOOL = "tag:yaml.org,2002:bool"  # YAML 1.1 also reads on, off, yes and no as one; here they are words
-_TAG_TIME = "tag:yaml.org,2002:timestamp"
-MAX_DEPTH = 32
 _MAX_SIZE = 2**20
-_MAX_READ = 4 * _MAX_SIZE  # characters once every alias stands for what it means, each value counting as 16 at least
-_MIN_PER_VALUE = 16
+_MAX_READ = 4 * _MAX_SIZE
+_PER_VALUE = 16
 _MAX_NUMBER_LEN = 64
-_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+_MANY_KEYS = 16
 
 
 class ConfigError(ValueError):
@@ -56,36 +54,41 @@ class Document:
 
     def place(self, path: KeyPath) -> str:
         """``weir.yaml:12``, ``WEIR_PORT`` or ``--port``: of the value at ``path`` or of what holds it."""
-        for length in range(len(path), 0, -1):
-            if (found := self.places.get(path[:length])) is not None:
-                return found
-        return self.name
+        held = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.places[each] for each in held if each in self.places), self.name)
 
     def problem(self, path: KeyPath, message: str) -> str:
-        where = f"{self.place(path)}: " if self.place(path) else ""
-        return f"{where}{dotted(path)}: {message}" if path else f"{where}{message}"
+        return _line(self.place(path), path, message)
 
     def overlaid(self, values: Mapping[KeyPath, tuple[str, object]]) -> "Document":
-        data: dict[str, object] = dict(self.data)
+        """The document with other values, each with where it comes from."""
+        data: object = self.data
         places = dict(self.places)
         for path, (source, value) in values.items():
-            inner = data
-            for key in path[:-1]:
-                held = inner.get(str(key))
-                inner[str(key)] = dict(held) if isinstance(held, Mapping) else {}
-                inner = typing.cast("dict[str, object]", inner[str(key)])
-            inner[str(path[-1])] = value
+            data = _replaced(data, path, value)
             places = {at: place for at, place in places.items() if at[: len(path)] != path}
             places[path] = source
-        return Document(name=self.name, data=data, places=places)
+        return Document(name=self.name, data=typing.cast("Mapping[str, object]", data), places=places)
+
+
+def _line(place: str, path: KeyPath, message: str) -> str:
+    return ": ".join(part for part in (place, dotted(path), message) if part)
+
+
+def _replaced(data: object, path: KeyPath, value: object) -> object:
+    """A copy of the data with ``value`` at ``path``; what is no section on the way there becomes one."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(data, list | tuple) and isinstance(key, int):
+        return [_replaced(each, tuple(rest), value) if at == key else each for at, each in enumerate(data)]
+    section = data if isinstance(data, Mapping) else {}
+    return {**section, key: _replaced(section.get(key), tuple(rest), value)}
 
 
 def dotted(path: KeyPath) -> str:
     """``upstreams.openai.base_url`` or ``models[0].match``."""
-    text = ""
-    for key in path:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return text
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def leaves_of(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
@@ -120,133 +123,126 @@ def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
 def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
     if len(text) > _MAX_SIZE:
         raise ConfigError(f"{name}: larger than 1 MiB")
+    reader = _Reader(text, name, env)
     try:
-        _judge(text, name)
-        node = yaml.compose(text, Loader=_LOADER)
+        data = reader.document()
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
         raise ConfigError(f"{name}:{line}: not YAML: {fault.problem or fault.context}") from fault
     except yaml.YAMLError as fault:
         raise ConfigError(f"{name}: not YAML: {str(fault).splitlines()[0]}") from fault
-    if node is None:
-        return Document(name=name)
-    reader = _Reader(name, env)
-    data = reader.value(node, ())
     if reader.problems:
         raise ConfigError(*reader.problems)
-    if data is None:
-        return Document(name=name)
-    if not isinstance(data, dict):
+    if not isinstance(data, dict | None):
         raise ConfigError(f"{name}:1: should be a mapping of keys to values")
-    return Document(name=name, data=data, places=reader.places)
-
-
-def _judge(text: str, name: str) -> None:
-    """Nothing, or ConfigError for a text that is not to be composed.
-
-    libyaml's composer recurses once a level until the stack is full, and its scanner looks at every open bracket for
-    each new one; its parser, which gives these events one by one, does neither. Aliases are followed by who reads.
-    """
-    open_: list[tuple[str | None, int]] = []
-    sizes: dict[str, int] = {}
-    read = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        before, anchor = read, getattr(event, "anchor", None)
-        if isinstance(event, yaml.CollectionStartEvent):
-            if len(open_) > MAX_DEPTH:
-                raise _refused(name, event, f"nested more than {MAX_DEPTH} levels deep")
-            open_.append((anchor, read))
-            read += _MIN_PER_VALUE
-            continue
-        if isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_.pop()
-        elif isinstance(event, yaml.ScalarEvent):
-            read += _MIN_PER_VALUE + len(event.value)
-        elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == each for each, _ in open_):
-                raise _refused(name, event, f"*{anchor} stands within itself")
-            read += sizes.get(anchor or "", 0)
-        if anchor is not None and not isinstance(event, yaml.AliasEvent):
-            sizes[anchor] = read - before
-        if read > _MAX_READ:
-            raise _refused(name, event, "too much to read, with what its aliases stand for")
-
-
-def _refused(name: str, event: yaml.Event, words: str) -> ConfigError:
-    line = event.start_mark.line + 1 if event.start_mark else 1
-    return ConfigError(f"{name}:{line}: {words}")
+    return Document(name=name, data=data or {}, places=reader.places)
 
 
 class _Reader:
-    def __init__(self, name: str, env: Mapping[str, str]) -> None:
+    """Makes values of the events of PyYAML's parser.
+
+    Its composer and ``safe_load`` recurse once a level until the stack is full, and let a few aliases stand for
+    gigabytes. Keys are words; so are dates, and on, off, yes and no, which YAML 1.1 reads as booleans.
+    """
+
+    def __init__(self, text: str, name: str, env: Mapping[str, str]) -> None:
+        self._events = yaml.parse(text, Loader=_LOADER)
+        self._scalars = yaml.SafeLoader("")
         self._name = name
         self._env = env
-        self._scalars = yaml.constructor.SafeConstructor()
+        self._anchors: dict[str, tuple[object, int]] = {}
+        self._read = 0  # characters, each alias counting as what it stands for
         self.places: dict[KeyPath, str] = {}
         self.problems: list[str] = []
 
-    def value(self, node: yaml.Node, path: KeyPath) -> object:
+    def document(self) -> object:
+        roots = [self._value(event, ()) for event in self._events if isinstance(event, yaml.NodeEvent)]
+        if len(roots) > 1:
+            raise ConfigError(f"{self._name}: should be one document")
+        return roots[0] if roots else None
+
+    def _value(self, event: typing.Any, path: KeyPath) -> object:
         if len(path) > MAX_DEPTH:
-            raise ConfigError(f"{self._name}:{node.start_mark.line + 1}: {dotted(path[:3])}…: nested too deeply")
+            raise ConfigError(self._problem(event, (), f"nested more than {MAX_DEPTH} levels deep"))
         if path:
-            self.places.setdefault(path, self._at(node))
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(node, path)
+            self.places.setdefault(path, self._place(event))
+        before = self._read
+        self._read += _PER_VALUE
+        made: object
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise ConfigError(self._problem(event, path, f"*{event.anchor} stands before or within what it names"))
+            made, size = self._anchors[event.anchor]
+            self._read += size
+        elif isinstance(event, yaml.MappingStartEvent):
+            made = self._mapping(path)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            made = self._sequence(path)
+        else:
+            made = self._scalar(event, path)
+        if self._read > _MAX_READ:
+            raise ConfigError(self._problem(event, (), "too much to read, with what its aliases stand for"))
+        if event.anchor is not None:
+            self._anchors.setdefault(event.anchor, (made, self._read - before))
+        return made
 
-    def _at(self, node: yaml.Node) -> str:
-        return f"{self._name}:{node.start_mark.line + 1}"
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
+    def _mapping(self, path: KeyPath) -> dict[str, object]:
         found: dict[str, object] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.problems.append(f"{self._at(key_node)}: {dotted(path)}: a key should be a plain word")
-                continue
-            key = str(key_node.value)
-            at = (*path, key)
-            if key in found:
-                self.problems.append(f"{self._at(key_node)}: {dotted(at)}: stands here twice")
-                continue
-            self.places[at] = self._at(key_node)
-            found[key] = self.value(value_node, at)
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise ConfigError(self._problem(event, path, "a key should be a plain word"))
+            at = (*path, event.value)
+            if event.value in found:
+                self.problems.append(self._problem(event, at, "stands here twice"))
+            self.places[at] = self._place(event)
+            found[event.value] = self._value(next(self._events), at)
         return found
 
-    def _scalar(self, node: yaml.Node, path: KeyPath) -> object:
-        text = str(node.value)
+    def _sequence(self, path: KeyPath) -> list[object]:
+        found: list[object] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            found.append(self._value(event, (*path, len(found))))
+        return found
+
+    def _scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> object:
+        text = event.value
+        self._read += len(text)
         if "${" in text:
-            return self._expanded(text, node, path)
-        if node.tag == _TAG_TIME or (node.tag == _TAG_BOOL and text.lower() not in {"true", "false"}):
+            return self._expanded(event, path)
+        tag = event.tag
+        if tag in {None, "!"}:
+            tag = self._scalars.resolve(yaml.ScalarNode, text, event.implicit)  # type: ignore[no-untyped-call]
+        kind = tag.rpartition(":")[2]
+        if kind == "timestamp" or (kind == "bool" and text.lower() not in {"true", "false"}):
             return text
         try:
-            if node.tag in _NUMBERS and len(text) > _MAX_NUMBER_LEN:
+            if kind in {"int", "float"} and len(text) > _MAX_NUMBER_LEN:
                 raise ValueError(text)  # noqa: TRY301 - 1:0:0:0… is one, and takes quadratic time
-            return typing.cast("object", self._scalars.construct_object(node))
+            return typing.cast("object", self._scalars.construct_object(yaml.ScalarNode(tag, text)))
         except (yaml.YAMLError, ValueError):
-            self.problems.append(f"{self._at(node)}: {dotted(path)}: not a plain value")
+            self.problems.append(self._problem(event, path, "not a plain value"))
             return None
 
-    def _expanded(self, text: str, node: yaml.Node, path: KeyPath) -> str | None:
+    def _expanded(self, event: yaml.ScalarEvent, path: KeyPath) -> str | None:
         def read(match: re.Match[str]) -> str:
-            name, default = match.group(1), match.group(2)
+            name, default = match.groups()
             value = self._env.get(name) or default
             if value is None:
-                self.problems.append(
-                    f"{self._at(node)}: {dotted(path)}: the environment has no {name} "
-                    f"(a default is written ${{{name}:-default}})"
-                )
-                return ""
-            return value
+                said = f"the environment has no {name} (a default is written ${{{name}:-default}})"
+                self.problems.append(self._problem(event, path, said))
+            return value or ""
 
-        expanded = _VARIABLE.sub(read, text)
-        if "${" in _VARIABLE.sub("", text):
-            self.problems.append(f"{self._at(node)}: {dotted(path)}: a variable is written ${{NAME}}")
+        expanded = _VARIABLE.sub(read, event.value)
+        if "${" in _VARIABLE.sub("", event.value):
+            self.problems.append(self._problem(event, path, "a variable is written ${NAME}"))
         return expanded or None
 
+    def _place(self, event: yaml.Event) -> str:
+        return f"{self._name}:{event.start_mark.line + 1 if event.start_mark else 1}"
 
-Value = typing.TypeVar("Value")
+    def _problem(self, event: yaml.Event, path: KeyPath, message: str) -> str:
+        return _line(self._place(event), path, message)
+
 
 GONE: Mapping[str, str] = types.MappingProxyType(
     {
@@ -275,137 +271,111 @@ GONE: Mapping[str, str] = types.MappingProxyType(
 )
 """Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""
 
+Value = typing.TypeVar("Value")
 
-def typed(
-    shape: type[Value],
-    document: Document,
-    *,
-    at: KeyPath = (),
-    names: Mapping[str, str] = types.MappingProxyType({}),
-) -> Value:
+_EMPTY: Mapping[str, object] = types.MappingProxyType(
+    {"dataclass_type": {}, "dict_type": {}, "mapping_type": {}, "tuple_type": []}
+)
+
+
+def typed(shape: type[Value], document: Document, *, at: KeyPath = ()) -> Value:
     """The dataclass ``shape`` filled from the document; ConfigError with every unknown key and wrong value.
 
     Args:
-        shape: a dataclass; its fields are the only keys there are.
+        shape: a dataclass; its fields are the only keys there are. pydantic reads their types and, as what its own
+            ``Field`` would say (``alias``, ``ge``, …), their metadata.
         document: data whose root becomes the value.
         at: where that root stands in the file, for messages.
-        names: field name to the key that stands for it in the file, where they differ.
     """
-    problems: list[str] = []
-    unknown: list[tuple[KeyPath, list[str]]] = []
-    data = _shaped(shape, document.data, (), names, unknown)
-    for path, known in unknown:
-        instead = _gone((*at, *path)) or _gone(path)
-        said = f"unknown key{nearest(str(path[-1]), known)}" if instead is None else f"this key has gone; {instead}"
-        problems.append(document.problem((*at, *path), said))
     try:
-        value = typing.cast("Value", _adapter(typing.cast("Hashable", shape)).validate_python(data))
+        return typing.cast("Value", _validated(shape, document.data))
     except ValidationError as fault:
-        for error in fault.errors(include_url=False, include_input=False, include_context=False):
-            path = _resolved(error["loc"], document.data, names)
-            last = str(error["loc"][-1]) if error["type"] == "missing" else ""
-            missing = names.get(last, last) or None
-            problems.append(document.problem((*at, *path), _worded(error["msg"], error["type"], missing)))
-        raise ConfigError(*problems) from None
-    if problems:
-        raise ConfigError(*problems)
-    return value
+        problems: dict[KeyPath, str] = {}
+        errors = fault.errors(include_url=False, include_input=False, include_context=False)
+        for error in sorted(errors, key=lambda each: each["type"] != "unexpected_keyword_argument"):
+            loc = error["loc"][1:]
+            path = _existing(document.data, loc)  # without the name of a union's member
+            message = _worded(error["msg"], error["type"], loc)
+            if error["type"] == "unexpected_keyword_argument":
+                message = _unknown(shape, path)
+            problems[loc if error["type"] == "missing" else path] = document.problem((*at, *path), message)
+        raise ConfigError(*problems.values()) from None
 
 
-def _gone(path: KeyPath) -> str | None:
-    return GONE.get(".".join(key for key in path if isinstance(key, str)))
+def _validated(shape: type, data: object) -> object:
+    """The value; an empty section (``keys:`` and nothing below it) is one without keys, an empty list without items."""
+    try:
+        return adapter(shape).validate_python((data,))[0]
+    except ValidationError as fault:
+        empty = [each for each in fault.errors(include_url=False) if each["input"] is None and each["type"] in _EMPTY]
+        places = {each["loc"][1:]: _EMPTY[each["type"]] for each in empty}
+        places = {loc: value for loc, value in places.items() if _existing(data, loc) == loc}
+        if not places:
+            raise
+        for loc, value in places.items():
+            data = _replaced(data, loc, value)
+        return _validated(shape, data)
 
 
 @functools.cache
-def _adapter(shape: type) -> TypeAdapter[typing.Any]:
-    return TypeAdapter(shape)
+def adapter(shape: typing.Any) -> TypeAdapter[typing.Any]:
+    """What validates and dumps a tuple of one ``shape``: only through it does a plain dataclass get a configuration."""
+    return TypeAdapter(tuple[shape], config=ConfigDict(extra="forbid"))
 
 
-def _worded(message: str, kind: str, missing: str | None) -> str:
-    """pydantic's message without its grammar, and without the value, which may be a secret."""
-    if missing is not None:
-        return f"{missing} is missing"
-    if kind == "too_short":  # "Value should have …, not 3": of a secret, whose length is its own
-        told = message.partition(" after ")[0]
-        return told.removeprefix("Value ").replace("item", "character") if told.startswith("Value ") else told
-    return _WORDS.get(kind) or message.removeprefix("Input ").removeprefix("Value error, ")
-
-
-_WORDS: typing.Final = {
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
-    **dict.fromkeys(("dataclass_type", "mapping_type", "dict_type"), "should be a mapping"),
-    **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
-    "string_type": "should be text (put it in quotes)",
-}
-
-
-def _fields(shape: object, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    hints = typing.get_type_hints(typing.cast("type", shape), include_extras=True)
-    own = dataclasses.fields(typing.cast("type[typing.Any]", shape))
-    return {names.get(item.name, item.name): (item.name, hints[item.name]) for item in own}
-
-
-def _plain(hint: object) -> tuple[object, object]:
-    """The dataclass or container behind ``X | None`` and ``Annotated``, and what its items are."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Annotated:
-        return _plain(typing.get_args(hint)[0])
-    if origin in {types.UnionType, typing.Union}:
-        kinds = [each for each in typing.get_args(hint) if each is not types.NoneType]
-        return _plain(kinds[0]) if len(kinds) == 1 else (None, None)
-    if origin is tuple:
-        return tuple, typing.get_args(hint)[0]
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return Mapping, typing.get_args(hint)[1]
-    return hint, None
-
-
-def _shaped(
-    hint: object, data: object, path: KeyPath, names: Mapping[str, str], unknown: list[tuple[KeyPath, list[str]]]
-) -> object:
-    """The data with field names for keys; what no field stands for goes to ``unknown`` with the keys known there.
-
-    An empty section (``keys:`` and nothing below it) is the section's default, and the key of a mapping of
-    dataclasses is their ``name``.
-    """
-    kind, item = _plain(hint)
-    if data is None and hint is not kind and typing.get_origin(hint) in {types.UnionType, typing.Union}:
-        return None
-    if dataclasses.is_dataclass(kind) and isinstance(data, Mapping | None):
-        known = _fields(kind, names)
-        made: dict[str, object] = {}
-        for key, value in (data or {}).items():
-            if key in known:
-                made[known[key][0]] = _shaped(known[key][1], value, (*path, key), names, unknown)
-            else:
-                unknown.append(((*path, key), sorted(known)))
-        return made
-    if kind is tuple and isinstance(data, list | tuple | None):
-        return tuple(_shaped(item, value, (*path, at), names, unknown) for at, value in enumerate(data or ()))
-    if kind is Mapping and isinstance(data, Mapping | None):
-        return {key: _keyed(item, value, (*path, key), names, unknown) for key, value in (data or {}).items()}
-    return data
-
-
-def _keyed(
-    hint: object, data: object, path: KeyPath, names: Mapping[str, str], unknown: list[tuple[KeyPath, list[str]]]
-) -> object:
-    made = _shaped(hint, data, path, names, unknown)
-    if not (dataclasses.is_dataclass(hint) and isinstance(made, dict) and "name" in _fields(hint, names)):
-        return made
-    if isinstance(data, Mapping) and "name" in data:
-        unknown.append(((*path, "name"), []))
-    return {**made, "name": path[-1]}
-
-
-def _resolved(loc: Sequence[str | int], data: object, names: Mapping[str, str]) -> KeyPath:
-    path: KeyPath = ()
-    for step in loc:
-        key = names.get(step, step) if isinstance(step, str) else step
-        inside = isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)
-        if not inside and not (isinstance(data, Mapping) and key in data):
-            break
+def _existing(data: object, loc: KeyPath) -> KeyPath:
+    """As much of the path as leads to a value."""
+    for length, key in enumerate(loc):
+        is_section = isinstance(data, Mapping) and key in data
+        if not is_section and not (isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)):
+            return loc[:length]
         data = typing.cast("Mapping[str | int, object]", data)[key]
-        path = (*path, key)
-    return path
+    return loc
+
+
+def _unknown(shape: type, path: KeyPath) -> str:
+    gone = GONE.get(dotted(tuple(key for key in path if isinstance(key, str))))
+    if gone is not None:
+        return f"this key has gone; {gone}"
+    for key in path[:-1]:
+        inner = next((list(dataclasses_in(hint)) for name, hint in keys_of(shape) if name == key), [])
+        shape = inner[0] if inner else shape
+    hint = nearest(str(path[-1]), sorted(name for name, _ in keys_of(shape)))
+    if hint.count(",") >= _MANY_KEYS:
+        hint = "; docs/policies.md and weir policy show name every key"
+    return f"unknown key{hint}"
+
+
+def keys_of(shape: type) -> Iterator[tuple[str, object]]:
+    """The keys of a section and what each may be."""
+    hints = typing.get_type_hints(shape, include_extras=True)
+    for each in dataclasses.fields(shape):
+        if "validation_alias" not in each.metadata:
+            yield each.metadata.get("alias", each.name), hints[each.name]
+
+
+def dataclasses_in(hint: object) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for each in typing.get_args(hint):
+        yield from dataclasses_in(each)
+
+
+_WORDS: Mapping[str, str] = types.MappingProxyType(
+    {
+        **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "should be a whole number"),
+        **dict.fromkeys(("float_parsing", "float_type"), "should be a number"),
+        **dict.fromkeys(("dataclass_type", "mapping_type", "dict_type"), "should be a mapping"),
+        **dict.fromkeys(("tuple_type", "list_type"), "should be a list"),
+        "string_type": "should be text (put it in quotes)",
+    }
+)
+
+
+def _worded(message: str, kind: str, loc: KeyPath) -> str:
+    """pydantic's message without its grammar, and without the value, which may be a secret."""
+    if kind == "missing":
+        return f"{loc[-1]} is missing"
+    if kind == "too_short":  # "Value should have …, not 3": of a secret, whose length is its own
+        message = message.partition(" after ")[0].replace("item", "character")
+    return _WORDS.get(kind) or re.sub("^(Input|Value error,|Value) ", "", message)

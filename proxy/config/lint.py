@@ -5,10 +5,8 @@ when money is lost are also said when a policy is loaded (``grave``). Each has t
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
-
-import msgspec
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from policies.limits import BUCKETS
 from policies.scoring import eviction
@@ -22,54 +20,35 @@ ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.ask
 """Layers that may ask a model; all others cost nothing."""
 
 
-class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """What one parameter may be; ``least`` and ``most`` bound a number, ``words`` are the only words allowed."""
+Parameters = Mapping[str, Mapping[str, Any]]
+"""What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
 
-    kind: Literal["whole", "number", "flag", "word", "words"]
-    least: float = 0
-    most: float = math.inf
-    words: tuple[str, ...] = ()
+LAYERS: Mapping[str, Parameters] = {name: strategy.parameters() for name, strategy in STRATEGIES.items()}
+_WEIGHTS = {"weights": {"kind": "word", "words": tuple(eviction.HYBRID_WEIGHTS)}}
+SCORERS: Mapping[str, Parameters] = {
+    name: {key: _WEIGHTS.get(key, {"kind": "number"}) for key in eviction.parameters(name)} for name in eviction.SCORERS
+}
 
-    def fault(self, value: object) -> str | None:
-        if self.kind == "flag":
-            return None if isinstance(value, bool) else "should be true or false"
-        if self.kind in {"whole", "number"}:
-            return self._fault_of_number(value)
-        given = value if isinstance(value, tuple) and self.kind == "words" else (value,)
-        for word in given:
-            if not isinstance(word, str) or not word:
-                return "should be text"
-            if self.words and word not in self.words:
-                return f"no {word}{nearest(word, self.words)}"
-        return None
 
-    def _fault_of_number(self, value: object) -> str | None:
+def _fault_of_parameter(
+    value: object, *, kind: str, least: float = 0, most: float = math.inf, words: tuple[str, ...] = ()
+) -> str | None:
+    if kind == "flag":
+        return None if isinstance(value, bool) else "should be true or false"
+    if kind in {"whole", "number"}:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return "should be a number"
-        if self.kind == "whole" and value != int(value):
+        if kind == "whole" and value != int(value):
             return "should be a whole number"
-        if self.least <= value <= self.most:
-            return None
-        upper = "on" if self.most == math.inf else f"to {self.most:g}"
-        return f"should be from {self.least:g} {upper}"
-
-
-Parameters = Mapping[str, Parameter]
-
-SCORERS: Mapping[str, Parameters] = {
-    name: {
-        key: Parameter(kind="word", words=tuple(eviction.HYBRID_WEIGHTS))
-        if key == "weights"
-        else Parameter(kind="number")
-        for key in eviction.parameters(name)
-    }
-    for name in eviction.SCORERS
-}
-
-LAYERS: Mapping[str, Parameters] = {
-    name: {key: Parameter(**values) for key, values in strategy.parameters().items()}
-    for name, strategy in STRATEGIES.items()
-}
+        upper = "on" if most == math.inf else f"to {most:g}"
+        return None if least <= value <= most else f"should be from {least:g} {upper}"
+    given = value if isinstance(value, tuple) and kind == "words" else (value,)
+    for word in given:
+        if not isinstance(word, str) or not word:
+            return "should be text"
+        if words and word not in words:
+            return f"no {word}{nearest(word, words)}"
+    return None
 
 
 def parameters_of(layer: str, given: Mapping[str, object]) -> Parameters:
@@ -79,8 +58,6 @@ def parameters_of(layer: str, given: Mapping[str, object]) -> Parameters:
 
 
 Found = Iterator[tuple[KeyPath, str]]
-Judgement = Callable[[float], bool]
-
 MIN_HEADROOM = 0.05
 MAX_PLANNED = 0.90
 USUAL_SHARES: Mapping[str, tuple[float, float]] = {
@@ -92,8 +69,6 @@ USUAL_SHARES: Mapping[str, tuple[float, float]] = {
 }
 
 MAX_RESULT = 25_000
-MAX_STREAK = 100
-MAX_INSPECTED = 1_000
 MAX_PERCENT = 100
 _RESERVED = "working"
 _NAMES = (*BUCKETS, _RESERVED)
@@ -102,31 +77,17 @@ _ACTIONS: Mapping[str, frozenset[str]] = {
     "summarize": frozenset({"history", "tool_outputs", "summary"}),
     "truncate": frozenset({"history", "tool_outputs", "memory"}),
 }
-_SHARE: tuple[Judgement, str] = (lambda value: 0 <= value <= 1), "should be a share from 0 to 1"
-_PART: tuple[Judgement, str] = (lambda value: 0 < value <= 1), "should be a share above 0 to 1"
-_AMOUNT: tuple[Judgement, str] = (lambda value: 0 <= value < math.inf), "should not be negative"
-_POSITIVE: tuple[Judgement, str] = (lambda value: value > 0), "should be above 0"
-_COUNT: tuple[Judgement, str] = (lambda value: 0 < value <= MAX_STREAK), f"should be from 1 to {MAX_STREAK}"
-_WINDOWS = ("window", "window_per_output", "designed_for", "rot_soft_tokens", "image_tokens")
-_NUMBERS: tuple[tuple[str, tuple[str, ...], Judgement, str], ...] = (
-    ("", ("margin",), lambda value: 0 <= value < 1, "should be a share from 0 to under 1"),
-    ("", ("reserve", "headroom", "reserve_floor", "placeholder_tokens"), *_AMOUNT),
-    ("", _WINDOWS, *_POSITIVE),
-    ("inspect", ("requests",), lambda value: 0 <= value <= MAX_INSPECTED, f"should be 0 to {MAX_INSPECTED}"),
-    ("", ("cold_at",), *_PART),
-    ("ingest", ("cap", "sub_agent_cap"), lambda value: value >= 1, "should be above 0"),
-    ("ingest", ("share",), *_PART),
-    ("trend", ("window", "spike_multiplier"), *_POSITIVE),
-    ("health", ("utilization", "fidelity", "tool_bloat", "spike_share"), *_SHARE),
-    ("health", ("eviction_rate", "compression_ratio", "overflow_requests"), *_AMOUNT),
-    ("health", ("utilization_requests",), *_COUNT),
-)
 _BESIDE = frozenset({"ingest_cap", "dedupe"})
 _ROUNDING = 1e-9
 
 
 def faults(settings: ContextSettings) -> Found:
-    yield from _number_faults(settings)
+    for name in ("reserve", "headroom"):
+        if (percent := _looks_like_percent(getattr(settings, name))) is not None:
+            yield (name,), percent
+    for tool, cap in settings.ingest.tools.items():
+        if cap < 1:
+            yield ("ingest", "tools", tool), "should be above 0"
     zones = settings.zones
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):
@@ -196,21 +157,6 @@ def _looks_like_percent(amount: float) -> str | None:
     return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MAX_PERCENT else None
 
 
-def _number_faults(settings: ContextSettings) -> Found:
-    for section, names, is_right, text in _NUMBERS:
-        values = getattr(settings, section) if section else settings
-        for name in names:
-            value = getattr(values, name)
-            if value is not None and not is_right(value):
-                yield ((section, name) if section else (name,)), text
-    for name in ("reserve", "headroom"):
-        if (found := _looks_like_percent(getattr(settings, name))) is not None:
-            yield (name,), found
-    for tool, cap in settings.ingest.tools.items():
-        if cap < 1:
-            yield ("ingest", "tools", tool), "should be above 0"
-
-
 def _shape_faults(shapes: tuple[ExtractShape, ...]) -> Found:
     if not shapes or shapes[-1].window is not None:
         yield ("shapes",), "the last one should have window: null, for every larger window"
@@ -218,10 +164,6 @@ def _shape_faults(shapes: tuple[ExtractShape, ...]) -> Found:
     known = [window for window in windows if window is not None]
     if len(known) < len(windows) or known != sorted(set(known)):
         yield ("shapes",), "windows should rise from one to the next"
-    for at, shape in enumerate(shapes):
-        for name in ("trigger", "low_water", "extract", "tail", "note"):
-            if not 0 <= getattr(shape, name) <= 1:
-                yield ("shapes", at, name), "should be a share from 0 to 1"
 
 
 def _bucket_faults(buckets: Mapping[str, Bucket]) -> Found:
@@ -230,13 +172,8 @@ def _bucket_faults(buckets: Mapping[str, Bucket]) -> Found:
         if name not in _NAMES:
             yield at, f"no bucket {name}{nearest(name, _NAMES)}"
             continue
-        if bucket.cap is not None and not 0 < bucket.cap < math.inf:
-            yield (*at, "cap"), "should be above 0; leave it out for a bucket without a limit"
-        elif bucket.cap is not None and (percent := _looks_like_percent(bucket.cap)) is not None:
+        if bucket.cap is not None and (percent := _looks_like_percent(bucket.cap)) is not None:
             yield (*at, "cap"), percent
-        for share in ("soft", "watermark"):
-            if not 0 < getattr(bucket, share) <= 1:
-                yield (*at, share), "should be a share above 0 to 1"
         if bucket.charge_to is not None:
             yield from _charge_faults(at, name, bucket.charge_to, buckets)
         action = bucket.on_overflow
@@ -273,11 +210,6 @@ def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
     if layer.strategy not in LAYERS:
         yield ("layer",), f"no layer {layer.strategy}{nearest(layer.strategy, tuple(LAYERS))}"
         return
-    for name in ("at", "stop_at", "must_reach"):
-        if (share := getattr(layer, name)) is not None and not 0 <= share <= 1:
-            yield (name,), "should be a share from 0 to 1"
-    if layer.min_savings is not None and layer.min_savings < 0:
-        yield ("min_savings",), "should not be negative"
     if layer.at and layer.stop_at is not None and layer.stop_at > layer.at:
         yield ("stop_at",), f"is above at ({layer.at:g}): the layer would end before it begins"
     yield from _scope_faults(layer.scope, settings.buckets)
@@ -286,7 +218,7 @@ def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
         if name not in known:
             of = "no parameters" if not known else f"no parameter {name}{nearest(name, sorted(known))}"
             yield ("params", name), f"{layer.strategy} has {of}"
-        elif (fault := known[name].fault(value)) is not None:
+        elif (fault := _fault_of_parameter(value, **known[name])) is not None:
             yield ("params", name), fault
     if layer.strategy == "custom":
         path = layer.params.get("path")

@@ -15,9 +15,9 @@ import dataclasses
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -28,27 +28,15 @@ from proxy.config.presets import (
     Stamps,
     policies_in,
     policy_from,
-    policy_values,
     policy_warnings,
     preset_documents,
     preset_paths,
     preset_policies,
     stamped,
 )
-from proxy.config.values import (
-    MASK,
-    PASS,
-    Config,
-    FileValues,
-    Flags,
-    StoreSettings,
-    TelemetrySettings,
-    UpstreamSettings,
-    masked_url,
-)
+from proxy.config.values import Config, FileValues, Flags, UpstreamSettings
 from proxy.store.chain import OPERATOR, AuditEvent, AuditType, digest_of
 
-_ADDRESSES = frozenset({"url", "base_url", "api_base", "otlp_endpoint"})
 _OPEN_DOOR = (
     "{} is not loopback and auth.mode is open: anybody could spend your keys; say auth.mode: keys "
     "(WEIR_AUTH_MODE=keys, --auth-mode keys) and make keys, or auth.open_beyond_loopback: true "
@@ -76,27 +64,29 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     document = read_document(named, env=env) if named is not None else Document(name="")
     document = _with_keys(document.overlaid(_overlay(env, flags)), env)
     upstream = ("--upstream", flags.upstream) if flags.upstream else ("WEIR_UPSTREAM", env.get("WEIR_UPSTREAM"))
+    simulate = named is None and not upstream[1] and not env.get("OPENAI_API_KEY")
     if upstream[1]:
         document = _in_front_of(document, upstream, env)
-    simulate = named is None and not upstream[1] and not env.get("OPENAI_API_KEY")
-    if not simulate and not document.data.get("upstreams"):
-        base = ("default", "https://api.openai.com/v1")
-        document = document.overlaid(_upstream_values("openai", base, env))
+    elif not simulate and not document.data.get("upstreams"):
+        document = document.overlaid(_upstream_values("openai", ("default", "https://api.openai.com/v1"), env))
     file = typed(FileValues, document)
     policies, problems = _policies(document)
-    problems += [document.problem(at, text) for at, text in _faults(file, policies)]
+    problems += [document.problem(at, text) for at, text in _faults(file, {*policies, *file.policies})]
     if problems:
         raise ConfigError(*problems)
-    upstreams = {
-        name: dataclasses.replace(each, base_url=each.base_url.rstrip("/") if each.base_url else None)
-        for name, each in file.upstreams.items()
-    }
-    made: dict[str, Any] = {each.name: getattr(file, each.name) for each in dataclasses.fields(file)}
-    made |= {"upstreams": upstreams, "policies": policies, "auth": dataclasses.replace(file.auth, mode=_mode(file))}
+    made = {each.name: getattr(file, each.name) for each in dataclasses.fields(file)}
+    made["upstreams"] = {name: dataclasses.replace(each, name=name) for name, each in file.upstreams.items()}
+    made["auth"] = dataclasses.replace(file.auth, mode=_mode(file))
     if file.summarizer == "none":
         made["summarizer"] = None
-    warnings = tuple(_warnings(file, policies))
-    return Config(path=named, simulate=simulate, warnings=warnings, places=document.places, **made)
+    return Config(
+        **made | {"policies": policies},
+        path=named,
+        simulate=simulate,
+        from_files=policies,
+        warnings=tuple(_warnings(file, policies)),
+        places=document.places,
+    )
 
 
 _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
@@ -163,12 +153,11 @@ def _in_front_of(document: Document, base: tuple[str, object], env: Mapping[str,
 
 
 def _policies(document: Document) -> tuple[dict[str, ContextSettings], list[str]]:
-    presets = preset_documents()
     problems: list[str] = []
     made = dict(preset_policies())
     for name, own in policies_in(document).items():
         try:
-            made[name] = policy_from(name, own, presets=presets, at=("policies", name))
+            made[name] = policy_from(name, own, presets=preset_documents(), at=("policies", name))
         except ConfigError as fault:
             problems.extend(fault.problems)
     return made, problems
@@ -181,69 +170,46 @@ def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
     return "keys" if file.keys or not (file.listen.loopback or file.auth.open_beyond_loopback) else "auto"
 
 
-def _faults(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[tuple[KeyPath, str]]:
-    known_policies = sorted({*policies, *file.policies})
+def _faults(file: FileValues, policies: Collection[str]) -> Iterator[tuple[KeyPath, str]]:
     for name, upstream in file.upstreams.items():
-        yield from _upstream_faults(("upstreams", name), upstream)
+        for inner, text in _upstream_faults(upstream):
+            yield ("upstreams", name, *inner), text
     for at, rule in enumerate(file.models):
-        if rule.upstream is not None and rule.upstream not in file.upstreams:
-            yield (
-                ("models", at, "upstream"),
-                f"no upstream {rule.upstream}{nearest(rule.upstream, sorted(file.upstreams))}",
-            )
-    names = [key.name for key in file.keys]
-    secrets = [key.secret.get_secret_value() for key in file.keys]
+        yield from _missing(("models", at, "upstream"), rule.upstream, file.upstreams.keys())
+    names: list[str] = []
+    secrets: list[SecretStr] = []
     for at, key in enumerate(file.keys):
-        if names.index(key.name) < at:
+        if key.name in names:
             yield ("keys", at, "name"), f"a second key is called {key.name}"
-        if secrets.index(key.secret.get_secret_value()) < at:
+        if key.secret in secrets:
             yield ("keys", at, "secret"), "another key has the same secret"
-        if key.policy is not None and key.policy not in known_policies:
-            yield ("keys", at, "policy"), f"no policy {key.policy}{nearest(key.policy, known_policies)}"
-    if file.default_policy not in known_policies:
-        yield ("default_policy",), f"no policy {file.default_policy}{nearest(file.default_policy, known_policies)}"
-    if "://" not in file.store.url:
-        yield ("store", "url"), "should look like sqlite+aiosqlite:///weir.db"
-    webhook = file.telemetry.alerts.webhook
-    if webhook is not None and not _is_address(webhook.get_secret_value()):
-        yield ("telemetry", "alerts", "webhook"), "should be an address like https://alerts.example.com/weir"
-    if file.public_url is not None and not _is_origin(file.public_url):
-        yield ("public_url",), "should be an address without a path, like https://weir.example.com"
+        yield from _missing(("keys", at, "policy"), key.policy, policies)
+        names.append(key.name)
+        secrets.append(key.secret)
+    yield from _missing(("default_policy",), file.default_policy, policies)
     if _mode(file) == "open" and not file.listen.loopback and not file.auth.open_beyond_loopback:
-        yield (("listen", "host"), _OPEN_DOOR.format(file.listen.host))
+        yield ("listen", "host"), _OPEN_DOOR.format(file.listen.host)
 
 
-def _upstream_faults(at: KeyPath, upstream: UpstreamSettings) -> Iterator[tuple[KeyPath, str]]:
-    if upstream.kind == "litellm":
-        if upstream.provider is None:
-            yield at, "kind litellm needs provider, for example provider: anthropic"
-        if upstream.base_url is not None:
-            yield (*at, "base_url"), "kind litellm takes api_base"
-        if upstream.auth is not None:
-            yield (*at, "auth"), "kind litellm sends the key as the provider wants it"
+def _missing(at: KeyPath, name: str | None, known: Collection[str]) -> Iterator[tuple[KeyPath, str]]:
+    if name is not None and name not in known:
+        kind = "upstream" if at[-1] == "upstream" else "policy"
+        yield at, f"no {kind} {name}{nearest(name, sorted(known))}"
+
+
+def _upstream_faults(upstream: UpstreamSettings) -> Iterator[tuple[KeyPath, str]]:
+    if upstream.kind == "openai":
+        if upstream.base_url is None:
+            yield (), "kind openai needs base_url, for example https://api.openai.com/v1"
+        if upstream.api_base is not None:
+            yield ("api_base",), "belongs to kind litellm"
         return
-    if upstream.base_url is None:
-        yield at, "kind openai needs base_url, for example https://api.openai.com/v1"
-        return
-    parts = urlsplit(upstream.base_url) if _is_address(upstream.base_url) else None
-    if parts is None:
-        yield (*at, "base_url"), "should be an address like https://api.openai.com/v1"
-    elif parts.query or parts.fragment or parts.username or parts.password:
-        yield (*at, "base_url"), "should have no user, query or fragment; the key belongs into api_key"
-    if upstream.api_base is not None:
-        yield (*at, "api_base"), "belongs to kind litellm"
-
-
-def _is_origin(url: str) -> bool:
-    return _is_address(url) and not urlsplit(url)._replace(scheme="", netloc="").geturl().strip("/")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        return False
+    if upstream.provider is None:
+        yield (), "kind litellm needs provider, for example provider: anthropic"
+    if upstream.base_url is not None:
+        yield ("base_url",), "kind litellm takes api_base"
+    if upstream.auth is not None:
+        yield ("auth",), "kind litellm sends the key as the provider wants it"
 
 
 def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iterator[str]:
@@ -255,31 +221,6 @@ def _warnings(file: FileValues, policies: Mapping[str, ContextSettings]) -> Iter
         yield from (f"policies.{name}: {text}" for text in policy_warnings(policies[name]))
 
 
-def public(value: object) -> object:
-    """A value of the configuration as plain data for people: every secret is ``***``."""
-    if isinstance(value, SecretStr):
-        return PASS if value.get_secret_value() == PASS else MASK
-    if isinstance(value, ContextSettings):
-        return policy_values(value)
-    if isinstance(value, Config):
-        return {"path": None, "simulate": None} | _plain_fields(value)  # where it comes from, before what it says
-    if isinstance(value, StoreSettings | TelemetrySettings | UpstreamSettings):
-        plain = _plain_fields(value)
-        return {k: masked_url(v) if k in _ADDRESSES and isinstance(v, str) else v for k, v in plain.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): public(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [public(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _plain_fields(value: object) -> dict[str, object]:
-    own = dataclasses.fields(value)  # type: ignore[arg-type] # only called with a dataclass
-    return {each.name: public(getattr(value, each.name)) for each in own if each.name != "places"}
-
-
 log = logging.getLogger("weir.reload")
 
 WATCH_EVERY = 2.0
@@ -287,29 +228,17 @@ SETTLE = 0.1
 _FIXED = ("listen", "telemetry", "limits")
 
 
-def beneath(config: Config, name: str) -> ContextSettings | None:
-    """The policy of that name in the configuration's file, else the preset; None if there is neither. ConfigError."""
-    if config.path is not None and ("policies", name) in config.places:
-        document = read_document(config.path, env=environment())
-        own = policies_in(document).get(name, dataclasses.replace(document, data={}))
-        return policy_from(name, own, presets=preset_documents(), at=("policies", name))
-    return preset_policies().get(name)
-
-
 def without_set_policy(config: Config, name: str) -> Config:
-    """The configuration with the file's policy of that name, or the preset, or none of that name. ConfigError."""
-    there = beneath(config, name)
+    """The configuration with the file's policy of that name, or the preset, or none of that name."""
     policies = {each: settings for each, settings in config.policies.items() if each != name}
-    return dataclasses.replace(config, policies=policies if there is None else {**policies, name: there})
+    if name in config.from_files:
+        policies[name] = config.from_files[name]
+    return dataclasses.replace(config, policies=policies)
 
 
 def overridden(config: Config) -> Iterator[str]:
-    for name, settings in config.policies.items():
-        try:
-            there = beneath(config, name)
-        except ConfigError:
-            continue  # the file is being written; what holds was said when it was read
-        if there is not None and there != settings:
+    for name, settings in config.from_files.items():
+        if config.policies.get(name) != settings:
             place = config.places.get(("policies", name))
             of = f"the one in {place}" if place is not None else "the preset of that name"
             yield f"the policy {name} that was set over HTTP stands above {of}; DELETE /weir/policies/{name} removes it"
@@ -371,7 +300,7 @@ class Reload:
 
     async def watch(self) -> None:
         seen = await asyncio.to_thread(stamps, self.current())
-        await self._say_overridden()
+        self._say_overridden()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.every):
@@ -406,11 +335,11 @@ class Reload:
         for warning in fresh.warnings:
             if warning not in old.warnings:
                 log.warning("%s", warning)
-        await self._say_overridden()
+        self._say_overridden()
         return True
 
-    async def _say_overridden(self) -> None:
-        for text in await asyncio.to_thread(lambda: tuple(overridden(self.current()))):
+    def _say_overridden(self) -> None:
+        for text in overridden(self.current()):
             log.warning("%s", text)
 
 

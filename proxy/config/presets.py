@@ -1,9 +1,8 @@
 """Policies by name: the presets that ship as YAML files, and a file's own policies made from them.
 
-A policy in YAML has the keys of ``ContextSettings``, except that ``layers`` are called ``cascade`` and a
-layer's ``strategy`` is its ``layer``; ``preset`` names what the rest overrides, ``about`` says in a line what it is
-for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace. Policies that are set while Weir
-runs are made in the same way.
+A policy in YAML has the keys of ``ContextSettings``; ``preset`` names what the rest overrides, ``about`` says in a
+line what it is for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace.
+Policies that are set while Weir runs are made in the same way.
 """
 
 import contextlib
@@ -11,18 +10,13 @@ import dataclasses
 import functools
 import json
 import logging
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from policies.limits import TokenBudget, divide, shape_for
-from policies.settings import ContextSettings, Layer, Mode
+from policies.limits import divide, limit_for
+from policies.settings import ContextSettings, Mode
 from proxy.config.file import (
     MAX_DEPTH,
     ConfigError,
@@ -34,21 +28,14 @@ from proxy.config.file import (
     typed,
 )
 from proxy.config.lint import cautions, faults, grave
-from proxy.config.values import Config
+from proxy.config.values import Config, public
 from proxy.wire.raw import nests_beyond
 
 log = logging.getLogger("weir.reload")
 
 DEFAULT_PRESET = "balanced"
 
-_NAMES: Mapping[str, str] = {"layers": "cascade", "strategy": "layer"}
-_BESIDE = frozenset({"preset", "about"})
 _SWITCHED = frozenset({"health", "checkpoints", "notes"})
-
-
-_KNOWN = "unknown key; known: "
-_TO_NAME = 8
-_NUMBERS = re.compile("should be a (?:whole )?number")
 
 
 def preset_directory() -> Path:
@@ -87,43 +74,30 @@ def _read_presets(stamps: Stamps) -> Mapping[str, Document]:
     files = {path.stem: read_document(path, env={}) for path, *_ in stamps}
     if DEFAULT_PRESET not in files:
         raise ConfigError(f"{preset_directory()}: no preset {DEFAULT_PRESET}; the installation is not complete")
-    return MappingProxyType({name: _whole(name, files, ()) for name in files})
+    return MappingProxyType({name: _whole(name, files) for name in files})
+
+
+def _whole(name: str, files: Mapping[str, Document]) -> Document:
+    """A preset's file with what it is made from below it."""
+    document = files[name]
+    base = document.data.get("preset")
+    rest = {each: file for each, file in files.items() if each != name}
+    if base is not None and base not in rest:
+        raise ConfigError(document.problem(("preset",), f"there is no preset {base} that this could be made from"))
+    return _over(_whole(str(base), rest) if base is not None else Document(name=""), document)
 
 
 @functools.lru_cache(maxsize=4)
 def _made_presets(stamps: Stamps) -> Mapping[str, ContextSettings]:
     documents = _read_presets(stamps)
-    made = {name: policy_from(name, documents[name], presets={name: Document(name="")}) for name in documents}
-    return MappingProxyType(made)
-
-
-def _whole(name: str, files: Mapping[str, Document], through: tuple[str, ...]) -> Document:
-    document = files[name]
-    base = document.data.get("preset")
-    if base is None:
-        return document
-    if base not in files or base == name or base in through:
-        why = "is made from itself" if base in files else f"is no preset{nearest(str(base), sorted(files))}"
-        raise ConfigError(document.problem(("preset",), f"{base} {why}"))
-    return _over(_whole(str(base), files, (*through, name)), document)
+    return MappingProxyType({name: policy_from(name, Document(name=""), presets=documents) for name in documents})
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
-    places = {(*at, *path): place for path, place in base.places.items() if not _decides(own.data, path)}
-    data = _merged(_settled(base.data), own.data)
-    data.pop("preset", None)
+    """A policy over what it is made from; ``at`` is where it stands in its file."""
+    places = {(*at, *path): place for path, place in base.places.items() if path[0] not in own.data}
+    data = _merged(base.data, _settled(own.data))
     return Document(name=own.name, data=data, places={**places, **own.places})
-
-
-def _decides(data: object, path: KeyPath) -> bool:
-    """Whether the data has a value at that place, or one above it that is no section."""
-    for key in path:
-        if not isinstance(data, Mapping):
-            return True
-        if key not in data:
-            return False
-        data = data[key]
-    return True
 
 
 def about(document: Document) -> str:
@@ -135,38 +109,13 @@ def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at
 
     ``at`` is where ``own`` stands in the file, for messages.
     """
-    base = _base(name, own, presets, at)
-    if "name" in own.data:
-        raise ConfigError(own.problem((*at, "name"), "unknown key: a policy's name is the key it stands under"))
-    overrides = dataclasses.replace(own, data=_settled(own.data))
-    _typed(_named(overrides, name), at)
-    settings = _typed(_named(dataclasses.replace(own, data=_merged(_settled(base.data), overrides.data)), name), at)
-    if found := tuple(faults(settings)):
-        whole = _over(base, own, at)
-        raise ConfigError(*(whole.problem((*at, *path), text) for path, text in found))
+    whole = _over(_base(name, own, presets, at), own, at)
+    data = {key: value for key, value in whole.data.items() if key != "about"}
+    made = typed(ContextSettings, dataclasses.replace(whole, data=data), at=at)
+    settings = dataclasses.replace(made, name=name)
+    if problems := [whole.problem((*at, *path), text) for path, text in faults(settings)]:
+        raise ConfigError(*problems)
     return settings
-
-
-def _typed(document: Document, at: KeyPath) -> ContextSettings:
-    try:
-        return typed(ContextSettings, document, at=at, names=_NAMES)
-    except ConfigError as fault:
-        raise ConfigError(*_plainer(fault.problems)) from None
-
-
-def _plainer(problems: Sequence[str]) -> Iterator[str]:
-    """The problems without what helps nobody: every key of a section, and that a number is no whole one either."""
-    said = set[str]()
-    for problem in problems:
-        where, _, listed = problem.partition(_KNOWN)
-        if listed.count(",") >= _TO_NAME:
-            yield f"{where}unknown key; docs/policies.md and weir policy show name every key"
-            continue
-        number = _NUMBERS.search(problem)
-        text = problem if number is None else f"{problem[: number.start()]}should be a number"
-        if text not in said:
-            said.add(text)
-            yield text
 
 
 def policy_cautions(settings: ContextSettings, own: Document, *, at: KeyPath = ()) -> tuple[str, ...]:
@@ -188,9 +137,8 @@ def policy_warnings(settings: ContextSettings) -> tuple[str, ...]:
 
 
 def policy_values(settings: ContextSettings) -> dict[str, object]:
-    values: dict[str, Any] = to_jsonable_python(settings)
-    layers = values.pop("layers")
-    return {**values, "cascade": [{"layer": layer.pop("strategy"), **layer} for layer in layers]}
+    """The policy as plain data, with the keys of the YAML file."""
+    return public(settings)
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
@@ -201,14 +149,9 @@ def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, ob
     return {"policies": {settings.name: {**about_it, "preset": DEFAULT_PRESET, **values}}}
 
 
-def _named(document: Document, name: str) -> Document:
-    return dataclasses.replace(document, data={**document.data, "name": name})
-
-
 def _settled(data: Mapping[str, object]) -> dict[str, object]:
-    """The data without what stands beside the policy, ``summarizer: {model: M}`` as ``summarizer: M``, and what is
-    ``off`` as a section that is not enabled."""
-    settled = {key: value for key, value in data.items() if key not in _BESIDE}
+    """The data with ``summarizer: {model: M}`` as ``summarizer: M``, and what is ``off`` as not enabled."""
+    settled = {key: value for key, value in data.items() if key != "preset"}
     summarizer = settled.get("summarizer")
     if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
         settled["summarizer"] = summarizer["model"]
@@ -219,13 +162,12 @@ def _settled(data: Mapping[str, object]) -> dict[str, object]:
 
 
 def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    merged = dict(base)
-    for key, value in over.items():
-        held = merged.get(key)
+    merged = {**base, **over}
+    for key in base.keys() & over.keys():
+        held = base[key]
+        value = over[key]
         if isinstance(held, Mapping) and isinstance(value, Mapping):
             merged[key] = _merged(held, value)
-        else:
-            merged[key] = value
     return merged
 
 
@@ -255,26 +197,13 @@ def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
         "reserve": budget.reserve,
         "headroom": budget.headroom,
         "usable": budget.usable,
-        "trigger": min([budget.soft_limit, *(_limit(layer, settings, budget) for layer in total)]),
+        "trigger": min([budget.soft_limit, *(limit_for(layer, settings, budget) for layer in total)]),
         **({"caps": caps} if caps else {}),
         "cascade": [
-            {"layer": layer.strategy, "scope": layer.scope, "acts_at": _limit(layer, settings, budget) + 1}
+            {"layer": layer.strategy, "scope": layer.scope, "acts_at": limit_for(layer, settings, budget) + 1}
             for layer in settings.layers
         ],
     }
-
-
-def _limit(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
-    """The most tokens at which a layer is not due, by the table of policies.triggers; -1 for one that always is."""
-    if layer.at == 0:
-        return -1
-    of = budget.base(settings) if layer.scope == "total" else budget.caps.get(layer.scope, budget.window)
-    if layer.scope == "total" and layer.at is None:
-        shape = shape_for(settings, budget.window)
-        return min(budget.room_for(shape.trigger * budget.usable), budget.soft_limit)
-    full = layer.at is None or layer.at >= 1 or (layer.scope != "total" and layer.scope not in budget.caps)
-    limit = budget.room_for(of if full else math.ceil(round((layer.at or 0) * of, 6)) - 1)
-    return min(limit, budget.soft_limit) if layer.scope == "total" else limit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

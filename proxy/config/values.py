@@ -8,17 +8,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from policies.settings import ContextSettings
-from proxy.config.file import KeyPath
+from proxy.config.file import KeyPath, adapter
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6, "KiB": 2**10, "KB": 10**3, "B": 1}
 _FACTORS = {"": 1} | {name.lower(): factor for name, factor in _SIZES.items()}
+
+PASS = "pass"  # noqa: S105 - the word that stands where a secret would
+MASK = "***"
+AS_WRITTEN = "as written"
+"""The context in which a dump has times and sizes with their units."""
+_SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 def _seconds(value: object) -> object:
@@ -68,27 +74,104 @@ def moment_in(given: str, *, now: float) -> float:
     return float(given)
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
-Wait = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+def in_units(value: float, units: Mapping[str, float]) -> str:
+    """A number in the largest of the units that leaves no fraction."""
+    for unit, factor in sorted(units.items(), key=lambda each: -each[1]):
+        if value and (count := value / factor) == int(count):
+            return f"{int(count)}{unit}"
+    return f"{value:g}"
+
+
+def _with_units(units: Mapping[str, float]) -> PlainSerializer:
+    """Dumps a number with its unit where the context is ``AS_WRITTEN``."""
+    return PlainSerializer(lambda value, info: in_units(value, units) if info.context == AS_WRITTEN else value)
+
+
+def _shown(secret: SecretStr) -> str:
+    return PASS if secret.get_secret_value() == PASS else MASK
+
+
+def masked_url(url: str) -> str:
+    """A URL whose password, and what its query calls a key or a password, is ``***``."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return MASK
+    query = _SECRET_PARAMETER.sub(rf"\1{MASK}", parts.query)
+    if not password and query == parts.query:
+        return url
+    netloc = parts.netloc.replace(f":{password}@", f":{MASK}@", 1) if password else parts.netloc
+    return urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
+
+
+def _base_url(url: str) -> str:
+    if not _is_address(url):
+        raise ValueError("should be an address like https://api.openai.com/v1")
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ValueError("should have no user, query or fragment; the key belongs into api_key")
+    return url.rstrip("/")
+
+
+def _webhook(url: SecretStr) -> SecretStr:
+    if not _is_address(url.get_secret_value()):
+        raise ValueError("should be an address like https://alerts.example.com/weir")
+    return url
+
+
+def _public_url(url: str) -> str:
+    if not _is_address(url) or urlsplit(url)._replace(scheme="", netloc="").geturl().strip("/"):
+        raise ValueError("should be an address without a path, like https://weir.example.com")
+    return url
+
+
+def _store_url(url: str) -> str:
+    if "://" not in url:
+        raise ValueError("should look like sqlite+aiosqlite:///weir.db")
+    return url
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    Field(gt=0, allow_inf_nan=False),
+    _with_units(_UNITS),
+]
+Wait = Annotated[
+    float,
+    BeforeValidator(_seconds, json_schema_input_type=float | str),
+    Field(ge=0, allow_inf_nan=False),
+    _with_units(_UNITS),
+]
+Size = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(gt=0), _with_units(_SIZES)]
 Count = Annotated[int, Field(gt=0)]
-Expiry = Annotated[float, BeforeValidator(_moment), Field(gt=0, allow_inf_nan=False)]
+Expiry = Annotated[
+    float, BeforeValidator(_moment, json_schema_input_type=float | str), Field(gt=0, allow_inf_nan=False)
+]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1)]
 Endpoint = Literal["chat", "responses", "messages"]
 Permission = Literal["policy", "mode", "relay", "shared"]
 Credential = Literal["bearer", "x-api-key", "api-key"]
+Secret = Annotated[SecretStr, PlainSerializer(_shown)]
+Url = Annotated[str, PlainSerializer(masked_url)]
 
-PASS = "pass"  # noqa: S105 - the word that stands where a secret would
-MASK = "***"
 _CREDENTIAL_AT: tuple[tuple[str, Credential], ...] = (
     (".anthropic.com", "x-api-key"),
     (".openai.azure.com", "api-key"),
     (".cognitiveservices.azure.com", "api-key"),
 )
 _NO_SECRETS = frozenset({"policies", "places", "models", "limits"})
-_SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
 _PASS_ON = SecretStr(PASS)
 
 
@@ -127,15 +210,15 @@ class UpstreamSettings:
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """
 
-    name: Word
+    name: Word = field(default="", metadata={"validation_alias": ""})  # the key of the whole
     kind: Literal["openai", "litellm"] = "openai"
-    base_url: str | None = None
-    api_key: SecretStr = _PASS_ON
+    base_url: Annotated[Url, AfterValidator(_base_url)] | None = None
+    api_key: Secret = _PASS_ON
     auth: Credential | None = None
     timeout: Timeouts = Timeouts()
     provider: Word | None = None
     speaks: tuple[Endpoint, ...] = ("chat", "responses", "messages")
-    api_base: str | None = None
+    api_base: Url | None = None
     forward_trace: bool = True
 
     @cached_property
@@ -213,7 +296,7 @@ class AuthSettings:
 
     mode: Literal["auto", "open", "keys"] = "auto"
     tenant: TenantSource | None = None
-    admin_token: SecretStr | None = None
+    admin_token: Secret | None = None
     open_beyond_loopback: bool = False
 
 
@@ -226,14 +309,14 @@ class KeySettings:
     """
 
     name: Word
-    secret: Annotated[SecretStr, Field(min_length=8)]
+    secret: Annotated[Secret, Field(min_length=8)]
     policy: Word | None = None
     models: tuple[Word, ...] = ()
     allow: tuple[Permission, ...] = ()
     concurrency: Count | None = None
     requests_per_minute: Count | None = None
     expires: Expiry | None = None
-    upstream_key: SecretStr | None = None
+    upstream_key: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +328,7 @@ class StoreSettings:
     the same as ``retention`` for what each key's requests took by day, which outlives conversations.
     """
 
-    url: str = field(default="sqlite+aiosqlite:///weir.db", repr=False)
+    url: Annotated[Url, AfterValidator(_store_url)] = field(default="sqlite+aiosqlite:///weir.db", repr=False)
     content: Literal["full", "digest"] = "full"
     retention: Seconds | None = 30 * _UNITS["d"]
     usage_retention: Seconds | None = 400 * _UNITS["d"]
@@ -265,8 +348,8 @@ class AlertSettings:
         seconds: longest wait for an answer.
     """
 
-    webhook: SecretStr | None = None
-    secret: SecretStr | None = None
+    webhook: Annotated[Secret, AfterValidator(_webhook)] | None = None
+    secret: Secret | None = None
     level: Literal["info", "warning", "critical"] = "warning"
     seconds: Seconds = 5.0
 
@@ -283,7 +366,7 @@ class TelemetrySettings:
 
     service_name: Word = "weir"
     environment: Word | None = None
-    otlp_endpoint: str | None = None
+    otlp_endpoint: Url | None = None
     otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     capture_content: bool = False
     read_baggage: bool = False
@@ -328,7 +411,7 @@ class FileValues:
     """What a file may say."""
 
     listen: Listen = Listen()
-    public_url: str | None = None
+    public_url: Annotated[str, AfterValidator(_public_url)] | None = None
     upstreams: Mapping[str, UpstreamSettings] = field(default_factory=dict)
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
@@ -355,6 +438,7 @@ class Config(FileValues):
         upstreams: by name; the first one takes the models that no rule sends elsewhere.
         policies: presets and the file's own, by name.
         window: tokens from ``--window``; it stands above every policy's.
+        from_files: the same without those that were set over HTTP since.
         warnings: what is allowed but probably not meant, one line each.
         places: where a value came from, by its path; absent for a default.
     """
@@ -362,11 +446,14 @@ class Config(FileValues):
     path: Path | None
     simulate: bool
     policies: Mapping[str, ContextSettings]  # type: ignore[assignment] # what was made of them
+    from_files: Mapping[str, ContextSettings] = field(
+        default_factory=dict, repr=False, compare=False, metadata={"exclude": True}
+    )
     warnings: tuple[str, ...] = ()
-    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False)
+    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False, metadata={"exclude": True})
 
     @property
-    def admin_token(self) -> SecretStr | None:
+    def admin_token(self) -> Secret | None:
         return self.auth.admin_token
 
     @property
@@ -396,31 +483,6 @@ class Config(FileValues):
         return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
 
 
-def as_written(name: str, value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    if name in _DURATIONS:
-        return in_units(value, dict(reversed(_UNITS.items())))
-    return in_units(value, _SIZES) if name in _AMOUNTS else value
-
-
-def in_units(value: float, units: Mapping[str, float]) -> str:
-    """A number in the largest of the units, largest first, that leaves no fraction."""
-    for unit, factor in units.items():
-        if value and (count := value / factor) == int(count):
-            return f"{int(count)}{unit}"
-    return f"{value:g}"
-
-
-def _called(kind: object) -> frozenset[str]:
-    shapes = (FileValues, Timeouts, StoreSettings, AlertSettings, LimitSettings)
-    hints = (hint for shape in shapes for hint in get_type_hints(shape, include_extras=True).items())
-    return frozenset(name for name, hint in hints if kind in (hint, *get_args(hint)))
-
-
-_DURATIONS, _AMOUNTS = _called(Seconds) | _called(Wait), _called(Size)
-
-
 def origin_of(url: str) -> str:
     """``scheme://host[:port]`` as browsers write it. Raises ValueError for an address that cannot be read."""
     parts = urlsplit(url.lower())
@@ -429,18 +491,13 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{netloc.removesuffix(f':{usual}')}"
 
 
-def masked_url(url: str) -> str:
-    """A URL whose password, and what its query calls a key or a password, is ``***``."""
-    try:
-        parts = urlsplit(url)
-        password = parts.password
-    except ValueError:
-        return MASK
-    query = _SECRET_PARAMETER.sub(rf"\1{MASK}", parts.query)
-    if not password and query == parts.query:
-        return url
-    netloc = parts.netloc.replace(f":{password}@", f":{MASK}@", 1) if password else parts.netloc
-    return urlunsplit(parts._replace(netloc=netloc, query=query))
+def public(value: Any, *, as_written: bool = False) -> dict[str, Any]:
+    """A dataclass of the configuration as plain data for people: every secret is ``***``."""
+    context = AS_WRITTEN if as_written else None
+    kind: type = type(value)
+    (plain,) = adapter(kind).dump_python((value,), mode="json", by_alias=True, context=context)
+    first = {"path": None, "simulate": None} if isinstance(value, Config) else {}  # where it comes from
+    return {**first, **plain}
 
 
 def secrets_of(value: object) -> Iterator[str]:

@@ -29,6 +29,7 @@ from proxy.config.presets import preset_documents
 from proxy.custom import check_custom
 from proxy.errors import ProxyError
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
+from tools import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -89,6 +90,10 @@ def test_every_key_of_the_trend_is_on_the_page_with_its_section() -> None:
 def test_every_key_of_a_policy_is_on_the_page() -> None:
     assert names(ContextSettings) - {"name", "layers"} | {"cascade", "preset", "about"} <= in_code()
     assert {name.removesuffix("_at") for name in names(Zones)} <= WORDS
+
+
+def test_the_page_of_keys_is_made_from_the_code() -> None:
+    assert keys.PAGE.read_text(encoding="utf-8") == keys.page(), "python -m tools.keys"
 
 
 def blocks(language: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from policies.health import HealthAlert
 from proxy.cli import serve as command
-from proxy.config.file import _plain
+from proxy.config.file import dataclasses_in
 from proxy.config.values import Config, FileValues
 from proxy.monitor import Notice
 from proxy.upstream.providers import providers_for
@@ -43,9 +43,8 @@ def shapes(shape: type = FileValues) -> Iterator[type]:
     """Every dataclass that the file is made of."""
     yield shape
     for hint in typing.get_type_hints(shape, include_extras=True).values():
-        for each in _plain(hint):
-            if dataclasses.is_dataclass(each):
-                yield from shapes(typing.cast("type", each))
+        for each in dataclasses_in(hint):
+            yield from shapes(each)
 
 
 def fields(shape: type) -> list[str]:

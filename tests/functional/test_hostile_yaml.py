@@ -28,14 +28,14 @@ def bomb(letters: str) -> str:
 
 NESTED = "nested more than 32 levels deep"
 HOSTILE = {
-    "braces": ("about: x\nbuckets: " + "{" * 100_000, 2, NESTED),
+    "braces": ("about: x\nbuckets: " + "{" * 100_000, 2, "a key should be a plain word"),
     "brackets": ("about: x\n\nlayers: " + "[" * 100_000, 3, NESTED),
     "dashes": ("- " * 60_000, 1, NESTED),
     "a list of lists": ("about:\n  " + "- " * 60_000, 2, NESTED),
-    "keys that are mappings": ("? " * 60_000, 1, NESTED),
+    "keys that are mappings": ("? " * 60_000, 1, "a key should be a plain word"),
     "indented": ("".join(" " * depth + "a:\n" for depth in range(40)), 34, NESTED),
     "aliases": (bomb("abcdefghij"), 6, "aliases"),
-    "an alias of itself": ("about: x\na: &a [1, *a]\n", 2, "itself"),
+    "an alias of itself": ("about: x\na: &a [1, *a]\n", 2, "within what it names"),
     "a long text, over and over": (f"a: &a {'x' * 2000}\nb: [{', '.join(['*a'] * 10_000)}]\n", 2, "aliases"),
     "as JSON": ('{"about": "x",\n"buckets": ' + '{"a":' * 40_000 + "1" + "}" * 40_000 + "}", 2, NESTED),
 }

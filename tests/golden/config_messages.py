@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.config.file import ConfigError, Document, parse_document
 from proxy.config.importing import ALIASES, NO_COUNTERPART, imported
-from proxy.config.loading import load_config, public
+from proxy.config.loading import load_config
 from proxy.config.presets import (
     about,
     policy_amounts,
@@ -27,7 +27,7 @@ from proxy.config.presets import (
     preset_policies,
     read_policy,
 )
-from proxy.config.values import Config, FileValues, Flags
+from proxy.config.values import Config, FileValues, Flags, public
 
 MESSAGES = Path(__file__).with_name("config_messages.json")
 VALUES: tuple[object, ...] = (None, True, -1, 0.5, 50, "x", {"a": 1})
@@ -261,7 +261,7 @@ def _plain(value: object, folder: Path) -> object:
 
 
 def _digest(value: object) -> str:
-    return sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]
+    return sha256(json.dumps(value, default=str, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def written(found: dict[str, object]) -> str:

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 from policies.settings import ContextSettings
 from proxy.access.destination import rule_for, upstream_for
 from proxy.config.file import ConfigError, parse_document
-from proxy.config.loading import load_config, public
-from proxy.config.values import Config, Flags
+from proxy.config.loading import load_config
+from proxy.config.values import Config, Flags, public
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = {"OPENAI_API_KEY": "sk-test-0123456789"}
