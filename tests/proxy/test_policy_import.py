@@ -19,7 +19,7 @@ def run(tmp_path: Path, text: str, *options: str) -> Result:
     ("text", "said"),
     [
         ("colour: red\nmax_context_tokens: 1\n", "error: legacy.yaml:1: colour: unknown key"),
-        ("max_context_tokens: many\n", "error: window: should be a number"),
+        ("max_context_tokens: many\n", "error: window: should be a whole number"),
         ("compression:\n  cascade: {0.9: sideways}\n", "error: legacy.yaml: nothing was recognised"),
         ("prune_protect: 40000\n", "error: legacy.yaml: nothing was recognised"),
         ("eviction:\n  layers: [{strategy: sliding-windo}]\n", "sliding-windo"),
