@@ -165,6 +165,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            if not self.pipeline:
+                self.flow.resume_reading()  # nobody receives after the last piece: else a client's leaving is not seen
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         self.gone = callback
