@@ -92,10 +92,12 @@ class Between:
         await send({"type": "http.response.body", "body": answer.content, "more_body": False})
 
     async def _count(self, body: Json, headers: dict[bytes, bytes]) -> int:
+        """As Claude Code itself has requests counted: in the session that they are sent in."""
         betas = headers[b"anthropic-beta"].decode().split(",")
+        session = {name.decode(): value.decode() for name, value in headers.items() if name.endswith(b"-session-id")}
         async with anthropic.AsyncAnthropic(base_url=self.weir, api_key="sk-test", max_retries=0) as client:
             given: Any = {name: body[name] for name in COUNTED if name in body}
-            return (await client.beta.messages.count_tokens(**given, betas=betas)).input_tokens
+            return (await client.beta.messages.count_tokens(**given, betas=betas, extra_headers=session)).input_tokens
 
 
 @asynccontextmanager
