@@ -390,11 +390,20 @@ def _below(at: float | None, base: int, budget: TokenBudget) -> int:
     return budget.room_for(math.ceil(round(at * base, 6)) - 1)
 
 
-def ingest_cap_for(settings: ContextSettings, budget: TokenBudget, *, whole: bool = False) -> int:
-    """The most tokens of one result; ``whole``: it may take more than its share."""
-    share = int((1.0 if whole else settings.ingest.share) * budget.room_for(budget.usable))
+def ingest_cap_for(
+    settings: ContextSettings, budget: TokenBudget, *, whole: bool = False, own: int | None = None
+) -> int:
+    """The most tokens of one result; ``own`` is the cap of its tool.
+
+    ``whole``: it may take all that the cap of its tool and the bucket of results leave it.
+    """
+    usable = budget.room_for(budget.usable)
+    caps = [usable] if whole else [int(settings.ingest.share * usable), settings.ingest.cap]
+    if own is not None:
+        caps = [caps[0], own]
     bucket = budget.caps.get("tool_outputs")
-    caps: list[int] = [share, settings.ingest.cap, *(() if bucket is None else (budget.room_for(bucket),))]
+    if bucket is not None:
+        caps.append(budget.room_for(bucket))
     return max(MIN_CAP, min(caps))
 
 

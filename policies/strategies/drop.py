@@ -122,8 +122,7 @@ def _cap(bounds: Bounds, tool: str, *, whole: bool) -> int:
     own = ingest.tools.get(tool)
     if own is None and tool in ingest.sub_agent_tools:
         own = min(ingest.sub_agent_cap, ingest.cap)
-    settings = bounds.settings if own is None else replace(bounds.settings, ingest=replace(ingest, cap=own))
-    return ingest_cap_for(settings, bounds.budget, whole=whole)
+    return ingest_cap_for(bounds.settings, bounds.budget, whole=whole, own=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

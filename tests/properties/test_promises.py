@@ -61,6 +61,9 @@ KEPT: dict[str, Script] = {
     ),
     "P6 a note at a distance": Script(steps=(Begin(), Note(distance=4), Talk(turns=8, size=0.1))),
     "P3 an unread result in a full window": Script(steps=(Begin(system=0.6), Work(size=0.2))),
+    "P3 a large unread result in a large window": Script(
+        (Model(131_072, 131_072),), (Begin(), Talk(), Work(turns=4, size=0.2)), longest=64_000
+    ),
     "P4 two conversations, of which one is deleted": Script(
         steps=(
             Begin(name="first"),
