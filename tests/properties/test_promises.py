@@ -75,6 +75,7 @@ KEPT: dict[str, Script] = {
             Talk(),
         )
     ),
+    "P4 a conversation that is deleted twice": Script(steps=(Begin(), Talk(), Delete(), Delete(), Talk())),
     "P4 two names that begin alike": Script(
         steps=(Begin(name="first"), Talk(turns=12, size=0.1), Fork(name="second"), Talk(client=1, size=0.1))
     ),

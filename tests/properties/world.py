@@ -302,9 +302,10 @@ class World:
         return found
 
     async def _delete(self, client: Client) -> None:
-        name = next((each.echoed for each in reversed(self.exchanges) if each.client == client.number), None)
+        own = [each for each in self.exchanges if each.client == client.number and not each.deleted]
+        name = own[-1].echoed if own else None
         if name is None:
-            return
+            return  # nothing of it is left to be deleted
         others = [each for each in self.echoed() if each != name]
         before = {each: await self.timeline(each) for each in others}
         answer = await self.http.delete(f"{self.running.root}/weir/conversations/{name}", headers=_headers(KEY))
