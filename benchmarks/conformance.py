@@ -58,12 +58,12 @@ class Compactor:
         if len(turns) != 1 or turns[0].text != self._last:
             self._kept = tuple(turns)
         counter = Chars4()
-        frame = counter.count(render_summary("", version=1, ref="0" * 12, removed=999)) if self.fenced else 0
+        frame = counter.count(render_summary("", removed=999)) if self.fenced else 0
         sources = [Source(i, turn.role, turn.text) for i, turn in enumerate(self._kept)]
         room = (budget_chars or DEFAULT_CHARS) // CHARS_PER_TOKEN - frame
         text = extract(sources, max_tokens=room, counter=counter).text
         if self.fenced:
-            text = render_summary(text, version=1, ref="3fa9c1d27b60", removed=len(sources))
+            text = render_summary(text, removed=len(sources))
         self._last = text
         return Compacted(text, self.name, round_num)
 

@@ -17,7 +17,7 @@ from policies.summary.material import harmless
 PARAPHRASES = Path(__file__).with_name("paraphrases.txt")
 Limit = tuple[str, float]
 """``W`` and a window, or ``@`` and a budget: the tokens that a request may have, or below 1 a share of them."""
-SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir from [^\n]*\n(.*?)\n</\1>", re.DOTALL)
+SUMMARY = re.compile(r"<(weir-\d{6})>\nWritten by Weir[^\n]*\n(.*?)\n</\1>", re.DOTALL)
 RECALLED = re.compile(re.escape(HEADING) + r"(?:\n<(weir-\d{6})>\n.*?\n</\1>)*\n*", re.DOTALL)
 QUOTED = re.compile(r"(\w+) \d+: (.*)")
 """A line of a summary: whose message, its number, its words."""

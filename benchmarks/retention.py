@@ -68,14 +68,14 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "asked": {"ASKED": 1.0},
     "brevity": {"BRIEFLY": 1e-9},
     "correction": {"CORRECTION": 0},
-    "echo": {"ECHO": 0.0},
-    "few": {"MAX_FEW": 1.0},
     "field": {"FIELD": 1.0},
+    "few": {"MAX_FEW": 1.0},
     "identifier": {"IDENTIFIER": 1.0},
     "link": {"LINK": math.inf},
     "listed": {"LISTED": math.inf},
     "material": {"MATERIAL": math.inf},
     "name": {"NAME": 1.0},
+    "number": {"NUMBER": 0.0},
     "picked": {"MAX_PICKED": -1},
     "question": {"QUESTION": 1.0},
     "reason": {"REASON": 0.2},
@@ -83,13 +83,12 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "reused": {"REUSED": 0.0},
     "share": {"WHOLE": math.inf},
     "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
-    "taken-up": {"TAKEN_UP": 1.0},
     "telling": {"TELLING": 0.0},
     "used": {"USED": 1.0, "LIKE_USED": 1.0},
     "whole": {"BREATH": 0},
 }
 """Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
-TALK = ("answer", "brevity", "correction", "echo", "few", "field", "link", "listed", "material", "picked", "taken-up")
+TALK = ("answer", "brevity", "correction", "few", "field", "link", "listed", "material", "number", "picked")
 WEIGHTS["talk"] = {key: neutral for name in (*TALK, "whole") for key, neutral in WEIGHTS[name].items()}
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "facts": ("facts", "d"),

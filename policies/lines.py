@@ -17,7 +17,7 @@ INDENT = "  "
 ENTRY = "- "
 BREAK = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 """What any reader could take for the end of a line: what ``str.splitlines`` does."""
-WRITTEN = "Written by Weir "
+WRITTEN = "Written by Weir"
 """How the first line of what stands in place of removed history begins."""
 _OPENING = re.compile(r"<weir-\d{6}>")
 _QUOTED = re.compile(r"(?P<role>[a-z]{2,20}) (?:-?\d+|earlier): ")

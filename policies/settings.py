@@ -64,8 +64,9 @@ BALANCED_SHAPES: tuple[ExtractShape, ...] = (
     ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0, evict=0.0),
     ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0, evict=0.0),
     ExtractShape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12, evict=0.0),
-    ExtractShape(window=12_288, trigger=0.955, low_water=0.47, extract=0.41, tail=0.126),
-    ExtractShape(window=32_768, trigger=0.92, low_water=0.42, extract=0.36, tail=0.14),
+    ExtractShape(window=12_288, trigger=0.955, low_water=0.64, extract=0.25, tail=0.40, evict=0.0),
+    ExtractShape(window=24_576, trigger=0.93, low_water=0.64, extract=0.22, tail=0.40, evict=0.0),
+    ExtractShape(window=32_768, trigger=0.92, low_water=0.54, extract=0.20, tail=0.34, evict=0.0),
     ExtractShape(window=120_000, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
     ExtractShape(window=None, trigger=0.80, low_water=0.30, extract=0.22, tail=0.16),
 )

@@ -244,11 +244,12 @@ def _statements(
         return tuple(known)
     every = [*(Source(-1, "user", line, tokens=_tokens(line)) for line in known), *spoken]
     read = [*(_undivided(source) for source in every[: len(known)]), *(readings.of(source) for source in spoken)]
-    items = _each_once([i for i in candidates(every, read) if not i.segment.key and _states(i.segment)])
+    weights = Weights.over(read)
+    items = _each_once([i for i in candidates(every, read, weights) if not i.segment.key and _states(i.segment)])
     for item in items:
         item.cost = _tokens(item.segment.text) + TOKENS_PER_LINE
         item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
-    weights, links = Weights.over(read), Links(items, every)
+    links = Links(items, every)
     chosen: list[int] = []
     left = MAX_TOKENS
     for group in choose(items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, weights=weights, links=links):

@@ -24,7 +24,7 @@ from policies.memory.state import previous_state, read_state, state_of
 from policies.messages import parse_turn_boundaries
 from policies.settings import PROMPTS
 from policies.summary.ask import condense, lines_of
-from policies.summary.material import render_resumed, render_summary
+from policies.summary.material import render_resumed, render_summary, way_back
 from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
@@ -202,9 +202,14 @@ def _cost(text: str, bounds: Bounds) -> int:
 
 
 def _around(bounds: Bounds, *, gone: int) -> int:
-    """Tokens of a summary beside what it says: the same in every database, whatever the references are there."""
-    least = render_summary("-", version=bounds.known.next_version, ref="0" * 12, removed=gone)
+    """Tokens of a summary beside what it says."""
+    least = render_summary("-", removed=gone, back=_way_back(bounds))
     return MESSAGE_OVERHEAD + bounds.counter.count(least) + SLACK
+
+
+def _way_back(bounds: Bounds) -> str:
+    recall = bounds.settings.recall
+    return way_back(calls=bool(bounds.transcript.calls), tool=recall.name if recall.tool else "")
 
 
 def _room_beside(bounds: Bounds, summary: int) -> int:
@@ -244,13 +249,13 @@ def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) 
 def _summary_cut(
     draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: SummaryDraft, version: int
 ) -> Cut:
-    ref, hidden = ref_at(draft, start), set(gone)
+    hidden = set(gone)
     return cut_at(
         draft,
         bounds,
         start,
         stays=[i for i in range(draft.transcript.head, start) if i not in hidden],
-        text=render_summary(extracted, narrative=told.text, version=version, ref=ref, removed=len(gone)),
+        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=_way_back(bounds)),
         origin=origin_of(told, earlier=draft.cut),
         version=version,
         narrative=told.text,
@@ -298,7 +303,7 @@ class Rollover(Strategy):
             bounds,
             start,
             stays=stays,
-            text=render_summary(said, version=version, ref=ref, removed=gone),
+            text=render_summary(said, removed=gone, back=_way_back(bounds)),
             origin="rollover",
             version=version,
             narrative=told.text,
@@ -334,13 +339,13 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
         return draft
     room = min(NEW_WINDOW, bounds.safe_limit - draft.tokens, bounds.room // 2)
     first = transcript.head + 1
-    version, ref = bounds.known.next_version, ref_at(draft, first)
+    version = bounds.known.next_version
     state = replace(state, version=version, window_id=state.window_id + 1)
-    around = bounds.counter.count(render_resumed("", version=version, ref=ref)) + MESSAGE_OVERHEAD
+    around = bounds.counter.count(render_resumed("")) + MESSAGE_OVERHEAD
     said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > MIN_RESUMED else ""
     if not said:
         return draft
-    text = render_resumed(said, version=version, ref=ref)
+    text = render_resumed(said)
     cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
     return draft.with_cut(replace(cut, after=tuple(range(cut.covers))), checkpoint=state.to_json())
 
@@ -371,7 +376,7 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
         readings=bounds.readings,
     )
     text = "\n".join(part for part in (begins, made.text) if part)
-    return render_summary(text, narrative=told.text, version=known.next_version, removed=len(gone))
+    return render_summary(text, narrative=told.text, removed=len(gone))
 
 
 def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:

@@ -29,6 +29,8 @@ ASKED = 4.0
 """What the user names now is wanted."""
 REUSED = 0.2
 MAX_REUSED = 4
+TAKEN = 0.1
+"""Share of the identifiers of one shape that calls ask for, from which on the others may be asked for as well."""
 RARE = 0.65
 """Share of the greatest rarity from which on a word is rare: one that both need for what they are about."""
 STEM = 4
@@ -91,7 +93,9 @@ class Weights(dict[str, float]):
         self._used = used
         self._names = names
         self._asked = frozenset(map(stem_of, asked))
-        self._shapes = {shape(term) for term in used if is_identifier(term) and DIGIT.search(term)}
+        asked_for = Counter([shape(term) for term in used if is_identifier(term) and DIGIT.search(term)])
+        seen = Counter([shape(term) for term in self._in if is_identifier(term) and DIGIT.search(term)])
+        self._shapes = {kind for kind, n in asked_for.items() if n >= TAKEN * seen[kind]}
         self._most = len(documents) + 2
         self._few = self._most ** (1 - RARE)
         self._rarity = [math.log(self._most / max(1, n)) for n in range(len(documents) + 1)]
@@ -120,10 +124,6 @@ class Weights(dict[str, float]):
 
     def is_asked_for(self, key: str) -> bool:
         return key.lower() in self._used
-
-    def is_listed(self, term: str) -> bool:
-        """Whether one message alone has an identifier, and no call asks by any of its shape."""
-        return self._in[term] <= 1 and not self.is_called_for(term)
 
     def is_called_for(self, term: str) -> bool:
         """Whether calls ask by its shape."""
@@ -155,12 +155,14 @@ def choose(
     shown: Iterable[str] = (),
     seen: Sequence[int] = (),
     told: Sequence[int] = (),
+    always: Sequence[int] = (),
     of: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
     ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
-    repeats one. ``told`` are items that say nothing which it does not see. ``of`` is the message each takes room of.
+    repeats one. ``told`` are items that say nothing which it does not see. Those that are ``always`` shown come first,
+    too. ``of`` is the message each takes room of.
     """
     terms, damped = [item.segment.terms for item in items], [REPEATED**n for n in range(SHOWN + 1)]
     every = set(chain.from_iterable(terms))
@@ -173,6 +175,7 @@ def choose(
     costs, factors = [item.cost for item in items], [item.factor for item in items]
     known = {items[n].segment.text for n in seen}
     first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
+    first.update(always)
     per = [(cost + OVERHEAD) ** POWER for cost in costs]
     worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
     left_over = [n for n in range(len(items)) if not taken[n]]

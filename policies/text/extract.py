@@ -8,7 +8,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, groupby, pairwise
@@ -29,6 +29,7 @@ from policies.text.segments import (
     replaced_in,
     terms_of,
 )
+from policies.text.steps import Step, steps_of
 from policies.tokens import TokenCounter
 
 SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
@@ -36,35 +37,45 @@ OTHER_SPEAKER = 0.3
 REASON = 1.0
 ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
-FIELD = 1.25
+FIELD = 1.5
 """A call asked for something by the key that a value stands under."""
 ANSWER, MEANT = 4.0, 0.2
 """How much more is worth what came of a request that the user asks about now, and the least share of his question, in
 squares of weights, that tells which request he means."""
-BRIEFLY, TELLING, OF_RESULT = 60, 3.0, 1 / 3
+BRIEFLY, TELLING = 60, 3.0
 """Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
-twice. The assistant explains at length; what it says briefly is worth so much more, unless a question asked for it, and
-a share of that where it tells of a result. The less of the user's words fits, the less: by the square of the share."""
+twice. The assistant explains at length; what it says briefly is worth so much more. The less of the user's words fits,
+the less: by the square of the share."""
 MATERIAL, TIMES_USUAL = 250, 6
 """Tokens of a message that the user hands over rather than says, if it is so many times as long as a short one of his.
 All but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
 SHORTER = 0.25
 """Share of the user's messages that are shorter than his short one: he may hand over something with every second."""
 SEGMENTS_OF_MATERIAL = 12
+STEPS = 0.6
+"""What the line of a step is worth."""
+LEDGER = 0.35
+"""Share of the budget that may be taken by the lines of steps that are always shown."""
+TOKENS_PER_CHARACTER = 0.4
+"""Of a step's line at most, whatever its result is made of."""
+STEP = -1
+"""Place of a step's line: before all that its result has."""
 BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
 TAKEN_UP, REPLY = 1.5, 24
 """How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
 PICKED, MAX_PICKED = 1.0, 4
 """What an option is worth that a reply picks, and how many one picks at most: more numbers are of something else."""
-LISTED = 6
-"""Identifiers that one message alone says: so many are worth what each is alone, of a longer list they share it. Not of
-a shape that calls ask by."""
+LISTED = 12
+"""Values that results have under one key: so many are worth what each is, of more they share it. Not of a shape that
+calls ask by."""
 FEW_LINES = 12
 """Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by a root."""
 QUESTION = 0.5
-ECHO = 0.7
-"""How much less a sentence of the user's is worth that only takes up what the message before it said."""
+CHANGED = 0.3
+"""What is worth what was read of a file that was changed since."""
+NUMBER = 1.0
+"""How much more the numbers are worth that the assistant states than words as rare."""
 MAX_FEW = 6.0
 """By how much more the user's words are worth at most where they are few: the root of how often they fit the room."""
 FEW = 3.0
@@ -103,11 +114,14 @@ def extract(
     sources = (Source(-1, "user", goal), *sources)
     read = [reader.of(source) for source in sources]
     said_now = frozenset(terms_of(asked))
-    items, weights = candidates(sources, read, room=max_tokens, breath=BREATH), Weights.over(read, asked=said_now)
-    _damp_echoes(items, sources, read, weights)
-    _damp_lists(items, weights)
+    weights = Weights.over(read, asked=said_now)
+    steps = steps_of(sources)
+    items = candidates(sources, read, weights, steps, room=max_tokens, breath=BREATH)
+    _credit_numbers(items, sources, weights)
+    _damp_lists(items, sources, weights)
+    _damp_replaced(items, steps)
     _credit_answers(items, sources, weights, said_now)
-    picked = _credit_picks(items, sources)
+    picked = _credit_picks(items, sources) | _with_their_calls(items)
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
@@ -120,6 +134,7 @@ def extract(
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
         of=[end + n if it.names and own(it.segment.terms[0]) else it.source for n, it in enumerate(items)],
+        always=_always(items, steps, LEDGER * max_tokens),
         told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
     )
 
@@ -127,11 +142,20 @@ def extract(
     beside = cache(lambda number: Neighbours(sources[number].text))
     write = partial(render, sources, items, beside=beside)
     best = fitted(ranked, write, costs=costs, max_tokens=max_tokens, counter=counter)
-    return replace(best, identifiers=_identifiers(sources, items, weights, frozenset(best.chosen)))
+    return replace(best, identifiers=_identifiers(sources, read, items, weights, best.chosen))
 
 
-def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: int = 0, breath: int = 0) -> list[Item]:
-    """Every segment of the sources, and every identifier alone; of what was said or called twice only the newest.
+def candidates(
+    sources: Sequence[Source],
+    read: Sequence[TextReading],
+    weights: Weights,
+    steps: Sequence[Step] = (),
+    *,
+    room: int = 0,
+    breath: int = 0,
+) -> list[Item]:
+    """Every segment of the sources, a line for each step, and alone each identifier of a shape that calls ask by; of
+    what was said or called twice only the newest.
 
     Where the user's words are few beside the ``room`` in tokens, they come before all else. A message of his of fewer
     than ``breath`` tokens is one item.
@@ -139,19 +163,16 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
     least = max(MATERIAL, TIMES_USUAL * _usual(sources, SHORTER))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
     fits = room / max(1, spoken)
-    few, telling = min(MAX_FEW, math.sqrt(max(1.0, fits))), TELLING * min(1.0, fits) ** 2
-    calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
-    replaced = replaced_in(calls, lambda i: sources[i].text)
+    few = min(MAX_FEW, math.sqrt(max(1.0, fits)))
+    telling = TELLING * min(1.0, fits) ** 2
+    outcomes = {step.source: step.outcome for step in steps}
     said: dict[tuple[str, str], Item] = {}
     items: list[Item] = []
-    alone: dict[str, Item] = {}
+    replaced = _replaced(sources)
     for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
         if i in replaced:
             continue
-        rate = source.rate
-        before = sources[i - 1]
-        unasked = 0.0 if before.is_users and is_question(before.text) else OF_RESULT if before.is_result else 1.0
-        of_source = [*_of_segments(i, source, reading, rate, few, unasked * telling)]
+        of_source = [*_of_segments(i, source, reading, source.rate, few, telling)]
         if source.is_users and source.tokens > least:
             for item in of_source[1:-1]:
                 item.factor = SPEAKERS["tool"] / max(1.0, len(of_source) / SEGMENTS_OF_MATERIAL)
@@ -161,18 +182,56 @@ def candidates(sources: Sequence[Source], read: Sequence[TextReading], *, room: 
             for item in of_source:
                 item.factor *= TAKEN_UP
         for item in of_source:
+            if source.tool and item.segment.text == outcomes.get(i):
+                continue  # its step says it
             if item.segment.key or source.position < 0:  # the goal stands where it is, whatever is said of it again
                 items.append(item)
             else:
                 said[source.role, item.segment.text] = item
-        if source.calls and source.tokens <= 2 * BRIEFLY:
+    items.extend(_of_step(step, sources[step.source]) for step in steps)
+    alone = _alone(sources, read, weights, replaced)
+    return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone]
+
+
+def _replaced(sources: Sequence[Source]) -> set[int]:
+    calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
+    return replaced_in(calls, lambda i: sources[i].text)
+
+
+def _alone(
+    sources: Sequence[Source], read: Sequence[TextReading], weights: Weights, replaced: Collection[int]
+) -> list[Item]:
+    """Each identifier of a shape that calls ask by, at the newest message that has it."""
+    alone: dict[str, Item] = {}
+    for i, (source, reading) in enumerate(zip(sources, read, strict=True)):
+        if i in replaced or (source.calls and source.tokens <= 2 * BRIEFLY):
             continue  # a reason is read as a sentence
         for low, word in reading.identifiers.items():
             if low in alone:
-                alone[low].source, alone[low].segment = i, Segment(word, (low,), " ")
-                continue
-            alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, rate * len(word) + 2, names=True)
-    return [*sorted([*items, *said.values()], key=attrgetter("source", "place")), *alone.values()]
+                alone[low].source = i
+                alone[low].segment = Segment(word, (low,), " ")
+            elif weights.is_called_for(low):
+                alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, source.rate * len(word) + 2, names=True)
+    return [*alone.values()]
+
+
+def _always(items: Sequence[Item], steps: Sequence[Step], room: float) -> list[int]:
+    """The newest end that is reported, what changed something, and the other ends, the newest first, as many as fit."""
+    places = {item.source: n for n, item in enumerate(items) if item.place == STEP}
+    newest = [*reversed(steps)]
+    ended = [step for step in newest if step.ended]
+    found = list[int]()
+    for step in dict.fromkeys((*ended[:1], *(step for step in newest if step.files), *ended)):
+        n = places[step.source]
+        if items[n].cost <= room:
+            room -= items[n].cost
+            found.append(n)
+    return found
+
+
+def _of_step(step: Step, source: Source) -> Item:
+    cost = min(TOKENS_PER_CHARACTER, source.rate) * len(step.text) + LABEL
+    return Item(step.source, STEP, Segment(step.text, terms_of(step.text)), STEPS, cost)
 
 
 def _usual(sources: Sequence[Source], shorter: float = 0.5) -> int:
@@ -222,23 +281,56 @@ def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int,
     return found
 
 
-def _damp_lists(items: Sequence[Item], weights: Weights) -> None:
-    listed = [item for item in items if item.names and weights.is_listed(item.segment.terms[0])]
-    many = Counter(item.source for item in listed)
-    for item in listed:
-        item.factor *= min(1.0, LISTED / many[item.source])
+def _damp_lists(items: Sequence[Item], sources: Sequence[Source], weights: Weights) -> None:
+    """Of what results have many of, each is worth less, but for what calls ask by."""
+    kinds = [_kind(item, sources, weights) for item in items]
+    many = Counter(kinds)
+    for item, kind in zip(items, kinds, strict=True):
+        if kind:
+            item.factor *= min(1.0, LISTED / many[kind])
 
 
-def _damp_echoes(items: list[Item], sources: Sequence[Source], read: Sequence[TextReading], weights: Weights) -> None:
-    """What the user says first is news; what is made of rare words of the answer before is a reaction to it."""
-    for i, of_source in groupby(items, key=attrgetter("source")):
-        if i < 2 or not sources[i].is_users or sources[i - 1].is_users:
+def _kind(item: Item, sources: Sequence[Source], weights: Weights) -> str:
+    """By what a value of a result is one of many: its key; empty for anything else."""
+    segment = item.segment
+    if not sources[item.source].is_result or not segment.key.strip():
+        return ""
+    if len(segment.terms) == 1 and weights.is_called_for(segment.terms[0]):
+        return ""
+    return segment.key
+
+
+def _damp_replaced(items: Sequence[Item], steps: Sequence[Step]) -> None:
+    """What was read of a file before it was changed may hold no more."""
+    changed: set[str] = set()
+    replaced = set[int]()
+    for step in reversed(steps):
+        if not step.files and any(path in step.text for path in changed):
+            replaced.add(step.source)
+        changed.update(step.files)
+    for item in items:
+        if item.source in replaced and item.place != STEP:
+            item.factor *= CHANGED
+
+
+def _with_their_calls(items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
+    """A line of a result says nothing without what was called."""
+    calls = {item.source: n for n, item in enumerate(items) if item.place == STEP}
+    return {
+        n: (calls[item.source],)
+        for n, item in enumerate(items)
+        if item.source in calls and not item.segment.key and item.place != STEP
+    }
+
+
+def _credit_numbers(items: Sequence[Item], sources: Sequence[Source], weights: Weights) -> None:
+    """A number that the assistant states is what it found out; one of a result is one of many."""
+    for item in items:
+        if sources[item.source].role != "assistant" or item.names:
             continue
-        echoed = {term for term in read[i].terms & read[i - 1].terms if weights.is_rare(term)}
-        for item in of_source if echoed else ():
-            terms = item.segment.terms
-            again = sum([weights[term] for term in terms if term in echoed])
-            item.factor *= 1 - ECHO * again / (sum(map(weights.__getitem__, terms)) or 1.0)
+        stated = sum([weights[term] for term in item.segment.terms if len(term) > 1 and term[0].isdigit()])
+        if stated:
+            item.factor *= 1 + NUMBER * stated / sum(map(weights.__getitem__, item.segment.terms))
 
 
 def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
@@ -257,27 +349,33 @@ def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weigh
             item.factor *= ANSWER
 
 
-def _of_segments(i: int, source: Source, reading: TextReading, rate: float, few: float, told: float) -> Iterator[Item]:
-    result, said = source.is_result, source.is_users
-    of_pair = SPEAKERS.get("tool", OTHER_SPEAKER)
-    worth = REASON if source.calls else of_pair if result else SPEAKERS.get(source.role, OTHER_SPEAKER)
-    if said or source.calls or source.role == "assistant":
-        worth *= 1 + (1.0 if said or source.calls else told) * math.exp(-source.tokens / BRIEFLY)
-    if said:
+def _of_segments(
+    i: int, source: Source, reading: TextReading, rate: float, few: float, telling: float
+) -> Iterator[Item]:
+    worth = SPEAKERS.get("tool" if source.is_result else source.role, OTHER_SPEAKER)
+    if source.calls:
+        worth = REASON
+    if source.is_users:
         worth *= few
-    of_line = worth * math.sqrt(min(1.0, FEW_LINES / max(1, len(reading.segments)))) if result else worth
+    if source.is_users or source.calls:
+        worth *= 1 + math.exp(-source.tokens / BRIEFLY)
+    elif source.role == "assistant":
+        worth *= 1 + telling * math.exp(-source.tokens / BRIEFLY)
+    of_line = worth
+    if source.is_result:
+        of_line *= math.sqrt(min(1.0, FEW_LINES / max(1, len(reading.segments))))
     for place, segment in enumerate(reading.segments):
-        text, terms, key, record = segment
+        text, terms, key, _ = segment
         if not terms:
             continue
         names = is_alone(segment)
-        factor = of_pair if record < 0 else worth if names else of_line
-        if said and is_question(text):
+        factor = worth * ALONE if names else of_line
+        if source.is_users and is_question(text):
             factor *= QUESTION
         cost = rate * len(text) + LABEL
         if key:
             cost += rate * len(key) / 2 - LABEL + 1
-        yield Item(i, place, segment, factor * ALONE if names else factor, cost, names)
+        yield Item(i, place, segment, factor, cost, names)
 
 
 class Links:
@@ -378,36 +476,45 @@ def _corrections(
 
 
 def _identifiers(
-    sources: Sequence[Source], items: Sequence[Item], weights: Weights, chosen: frozenset[int]
+    sources: Sequence[Source],
+    read: Sequence[TextReading],
+    items: Sequence[Item],
+    weights: Weights,
+    chosen: Sequence[int],
 ) -> tuple[Identifier, ...]:
-    named = [n for n, item in enumerate(items) if item.source and item.names]
-    best = sorted(named, key=lambda n: -items[n].factor * weights[items[n].segment.terms[0]])
-    found: dict[str, Identifier] = {}
-    for n in best[:MAX_IDENTIFIERS]:
-        text, key = items[n].segment.text, items[n].segment.key.strip()
-        shown = n in chosen or (text in found and found[text].shown)
-        found[text] = Identifier(text, key or sources[items[n].source].tool, shown)
-    return tuple(found.values())
+    """The identifiers that tell most, whether or not the extract shows them."""
+    shown = {term for n in chosen for term in items[n].segment.terms}
+    found: dict[str, tuple[float, str, str]] = {}
+    for source, reading in zip(sources[1:], read[1:], strict=True):
+        for low, word in reading.identifiers.items():
+            found[low] = (weights[low], word, source.tool)
+    for item in items:
+        if item.source and item.names and item.segment.key.strip():
+            low = item.segment.terms[0]
+            found[low] = (item.factor * weights[low], item.segment.text, item.segment.key.strip())
+    best = sorted(found.items(), key=lambda each: -each[1][0])[:MAX_IDENTIFIERS]
+    return tuple(Identifier(word, kind, low in shown) for low, (_, word, kind) in best)
 
 
 def render(
     sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int], *, beside: Callable[[int], Neighbours]
 ) -> str:
-    """The chosen items in the order of the conversation, a line for each message with its number.
+    """The chosen items in the order of the conversation, a line for each message with its number, one for each step.
 
-    Neighbouring calls or results that only show values of one key share a line. ``beside`` tells of a source's number
-    what stands beside each other in it.
+    Neighbouring results that only show values of one key share a line. ``beside`` tells of a source's number what
+    stands beside each other in it.
     """
     lines: list[str] = []
     before = ("", "")
     shown = {term for n in chosen if items[n].place != LAST for term in items[n].segment.terms}
     kept = (items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown)
-    ordered = sorted(kept, key=lambda item: (item.source, item.segment.record < 0, item.place))
-    for (number, called), of_message in groupby(ordered, key=lambda item: (item.source, item.segment.record < 0)):
-        source, told = sources[number], [*of_message]
-        speaker = "call" if called else source.role
+    ordered = sorted(kept, key=lambda item: (item.source, item.place))
+    for (number, is_step), of_message in groupby(ordered, key=lambda item: (item.source, item.place == STEP)):
+        source = sources[number]
+        told = [*of_message]
+        speaker = "call" if is_step else source.role
         keys = {item.segment.key.strip() for item in told}
-        key = keys.pop() if len(keys) == 1 and (called or source.is_result) else ""
+        key = keys.pop() if len(keys) == 1 and source.is_result else ""
         if key and before == (speaker, key):
             lines[-1] += f"; {source.position}: {indented(', '.join(item.segment.text for item in told))}"
         else:

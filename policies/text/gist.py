@@ -24,11 +24,13 @@ from policies.text.segments import (
     terms_of,
     without_line_numbers,
 )
+from policies.text.steps import outcome
 from policies.tokens import TokenCounter, clip, shorten
 
 MAX_ARGUMENT_LEN = 60
 MAX_VALUE_LEN = 48
 KEY_ARGUMENTS = 2
+BETWEEN = 3
 REPORTED = 6.0
 
 
@@ -128,9 +130,14 @@ def placeholder(
         room = max_tokens - counter.count(line(called, "")) - 2
         if room < 0:
             continue
-        known = f"{tool} {arguments}"
-        found = gist(text, known=known, max_tokens=room, counter=counter, between=" … ", readings=readings)
-        found = in_one_line(found)
+        ended, found = outcome(text)
+        left = room - counter.count(found) - (BETWEEN if ended else 0)
+        if not ended or left > 0:
+            known = f"{tool} {arguments} {found if ended else ''}"
+            other = gist(
+                text, known=known, max_tokens=left if ended else room, counter=counter, between=" … ", readings=readings
+            )
+            found = in_one_line(" … ".join(part for part in (found if ended else "", other) if part))
         while found and counter.count(line(called, found.rstrip("."))) > max_tokens:
             room -= 1
             found = clip(found, max_tokens=room, counter=counter)

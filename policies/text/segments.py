@@ -260,14 +260,9 @@ class TextReading:
             self.spelled += [each[0] for each in words if each and each[0] == each[0].lower()]
         arguments = [c.arguments for c in source.calls] or [source.arguments]
         self.asked = frozenset([t for each in arguments for t in terms_of(each)])
-        for call in source.calls:
-            document = parse(call.arguments)
-            asked = list(structured(document, record=-1)) if document is not None else []
-            self.segments.extend(asked)
-            for segment in asked:
-                self._identify(WORD.findall(segment.key))
         keys = [segment.key.lower() for segment in self.segments if segment.key]
-        self.terms = frozenset(chain(keys, chain.from_iterable([segment.terms for segment in self.segments])))
+        said = chain.from_iterable([segment.terms for segment in self.segments])
+        self.terms = frozenset(chain(keys, said, self.asked if source.calls else ()))
 
     def answering(self, arguments: str) -> "TextReading":
         """The same of a result that answers a call with these arguments."""
@@ -379,16 +374,15 @@ def parse(text: str) -> object | None:
     return value if isinstance(value, dict | list) else None
 
 
-def structured(document: object, record: int = 0) -> Iterator[Segment]:
+def structured(document: object) -> Iterator[Segment]:
     """The pairs of a JSON document in its order; items of a list stand under the list's key."""
-    stack: list[tuple[str, object, int]] = [("", document, record)]
+    stack: list[tuple[str, object, int]] = [("", document, 0)]
     pairs = records = 0
     while stack and pairs < MAX_PAIRS:
         key, value, record = stack.pop()
         if isinstance(value, dict):
             records += 1
-            inner = record if record < 0 else records
-            stack.extend((str(k), v, inner) for k, v in reversed(value.items()))
+            stack.extend((str(k), v, records) for k, v in reversed(value.items()))
         elif isinstance(value, list):
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":

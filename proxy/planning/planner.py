@@ -177,7 +177,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             known, transcript = match.thread.known_at(view, match.length), match.transcript
         draft = standing(transcript, known)
         same = not read.marked and not draft.changed
-        raws = None if same else render(draft.pieces, request.messages or (), read.marked, codec=request.codec)
+        roles = [message.role for message in transcript.messages]
+        raws = (
+            None
+            if same
+            else render(draft.pieces, request.messages or (), read.marked, roles=roles, codec=request.codec)
+        )
         return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), limits.budget.estimate(
             draft.tokens
         )
@@ -595,7 +600,10 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             at = asked.span.now()
             same = not by_weir and _is_as_it_came(pieces, len(transcript.messages))
             role = asked.settings.summaries.role
-            messages = None if same else render(pieces, request.messages, by_weir, role=role, codec=request.codec)
+            roles = [message.role for message in transcript.messages]
+            messages = (
+                None if same else render(pieces, request.messages, by_weir, roles=roles, role=role, codec=request.codec)
+            )
             body = marked(messages=messages, pruned=decision.pruned)
             asked.span.since(at, "render")
             return body, decision.raw_after

@@ -223,7 +223,7 @@ class Script:
         return tuple(PlannedMessage(index, message.tokens) for index, message in enumerate(self.messages[:length]))
 
     def rendered(self, pieces: Sequence[PlannedMessage]) -> list[Raw]:
-        return render(pieces, self.raws, self._marked)
+        return render(pieces, self.raws, self._marked, roles=[message.role for message in self.messages])
 
     def text(self, index: int) -> str:
         found = self._texts.get(index)

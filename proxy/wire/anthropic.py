@@ -207,6 +207,10 @@ class MessagesCodec(Codec):
         value["content"] = [*_blocks_of(value.get("content")), {"type": "text", "text": text}]
         return SystemField(write_value(value))
 
+    def joined(self, before: Raw, after: Raw) -> Raw | None:
+        """Never: parts of one turn are joined in any case."""
+        return None
+
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         marked = marked_message(raw, marker) if isinstance(raw, SystemField) else None
         return None if marked is None else SystemField(marked)

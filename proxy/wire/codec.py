@@ -298,6 +298,32 @@ class Codec:
             value["content"] = f"{content or ''}\n\n{text}"
         return like(raw, write_value(value))
 
+    def joined(self, before: Raw, after: Raw) -> Raw | None:
+        """Two user messages as one; None where they are of two people, or stand in one turn anyway.
+
+        Two texts make one text: some providers refuse a list of parts.
+        """
+        first = self._without_id(first_object(before))
+        second = self._without_id(first_object(after))
+        if first.get("name") != second.get("name"):
+            return None
+        one = first.get("content")
+        other = second.get("content")
+        if isinstance(one, str) and isinstance(other, str):
+            return like(before, write_value({**second, **first, "content": f"{one}\n\n{other}"}))
+        parts = [*self._parts(one), *self._parts(other)]
+        return like(before, write_value({**second, **first, "content": parts}))
+
+    def _parts(self, content: object) -> list[object]:
+        if isinstance(content, list):
+            return content
+        return [{"type": self.text_type, "text": content}] if content else []
+
+    @staticmethod
+    def _without_id(message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message that is not what its id names any more."""
+        return {name: value for name, value in message.items() if name != "id"}
+
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
         return marked_message(raw, marker)
 

@@ -1,6 +1,7 @@
 """What was planned as bytes: an array, and the body with it."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from policies.ledger import PlannedMessage
@@ -15,10 +16,13 @@ def render(
     messages: Sequence[Raw],
     marked: frozenset[int],
     *,
+    roles: Sequence[str],
     role: str = "user",
     codec: Codec = CHAT,
 ) -> list[Raw]:
     """The raw segments of a planned array: the client's own bytes wherever a message was not replaced.
+
+    ``roles`` are those of the messages: where no two of them are a user's in a row, none in the array are.
 
     ``marked`` are the indices of messages with Weir's own mark, which is taken out. Cache markers stay on what
     replaces their block. A summary is a message of ``role`` user or system; with ``system_append`` it is added to the
@@ -28,21 +32,42 @@ def render(
         b"" if piece.index is None else _render(piece, messages[piece.index], marked=piece.index in marked, codec=codec)
         for piece in pieces
     ]
+    speakers = ["user" if piece.index is None else roles[piece.index] for piece in pieces]
     own = [n for n, piece in enumerate(pieces) if piece.index is None]
     for n in own:
         markers = marker_for_summary(pieces, messages) if pieces[n].is_summary else {}
-        rendered[n] = codec.own(pieces[n].text or "", markers, role=role if pieces[n].is_summary else "user")
+        speaker = role if pieces[n].is_summary else "user"
+        rendered[n] = codec.own(pieces[n].text or "", markers, role=speaker)
+        speakers[n] = "system" if speaker == "system" else "user"
     if own and role == "system_append":
-        return _appended(pieces, rendered, codec)
-    return rendered
+        rendered, speakers = _appended(pieces, rendered, speakers, codec)
+    if any(one == other == "user" for one, other in pairwise(roles)):
+        return rendered
+    return _alternating(rendered, speakers, codec)
 
 
-def _appended(pieces: Sequence[PlannedMessage], rendered: list[Raw], codec: Codec) -> list[Raw]:
+def _alternating(rendered: Sequence[Raw], speakers: Sequence[str], codec: Codec) -> list[Raw]:
+    found = list[Raw]()
+    before = ""
+    for raw, speaker in zip(rendered, speakers, strict=True):
+        both = codec.joined(found[-1], raw) if before == speaker == "user" else None
+        if both is None:
+            found.append(raw)
+        else:
+            found[-1] = both
+        before = speaker
+    return found
+
+
+def _appended(
+    pieces: Sequence[PlannedMessage], rendered: list[Raw], speakers: list[str], codec: Codec
+) -> tuple[list[Raw], list[str]]:
     place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
     if codec.view(rendered[0]).get("role") not in HEAD_ROLES or place is None:
-        return rendered
+        return rendered, speakers
     first = codec.extended(rendered[0], pieces[place].text or "")
-    return [first, *(raw for n, raw in enumerate(rendered[1:], 1) if n != place)]
+    others = [n for n in range(1, len(rendered)) if n != place]
+    return [first, *(rendered[n] for n in others)], [speakers[0], *(speakers[n] for n in others)]
 
 
 def _render(piece: PlannedMessage, raw: Raw, *, marked: bool, codec: Codec) -> Raw:

@@ -6,14 +6,15 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -531,8 +532,41 @@ def answered(simulator: RunningSimulator, model: str = "sim") -> list[RecordedRe
 
 
 def arrays_of(seen: list[RecordedRequest]) -> list[list[dict[str, Any]]]:
-    """The message arrays of requests."""
-    return [json.loads(s.body)["messages"] for s in seen]
+    """The message arrays of requests, what Weir wrote apart."""
+    return [apart(json.loads(s.body)["messages"]) for s in seen]
+
+
+WRITTEN = re.compile(
+    r"(?:\[weir: brought back from what was removed\]\n)?<(?P<tag>weir-\d{6})>\n.*?\n</(?P=tag)>", re.DOTALL
+)
+"""What Weir writes, in its fence."""
+
+
+def apart(array: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An array with what Weir wrote in messages of their own, where it joined a user's text."""
+    found: list[dict[str, Any]] = []
+    for message in array:
+        content = message.get("content")
+        if message.get("role") != "user" or not WRITTEN.search(json.dumps(content).replace("\\n", "\n")):
+            found.append(message)
+        elif isinstance(content, str):
+            found += [{**message, "content": said} for said in _by_whom(content)]
+        else:
+            for is_ours, group in groupby(content or [], key=lambda part: bool(WRITTEN.search(part.get("text", "")))):
+                parts = [*group]
+                found += [{**message, "content": each} for each in ([[part] for part in parts] if is_ours else [parts])]
+    return found
+
+
+def _by_whom(text: str) -> Iterator[str]:
+    at = 0
+    for match in WRITTEN.finditer(text):
+        if before := text[at : match.start()].removesuffix("\n\n").removeprefix("\n\n"):
+            yield before
+        yield match.group()
+        at = match.end()
+    if after := text[at:].removeprefix("\n\n"):
+        yield after
 
 
 def begins_with(array: list[dict[str, Any]], before: list[dict[str, Any]]) -> bool:

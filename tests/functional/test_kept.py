@@ -25,17 +25,17 @@ POINTS = 0.02
 MORE = 1.02
 """How many more tokens still are the same ones."""
 KEPT: Mapping[tuple[str, Limit], tuple[float, float]] = {
-    ("tau_airline", ("@", 2_000)): (1.0, 1_956),
-    ("tau_airline", ("@", 1_800)): (0.94, 1_796),
-    ("tau_airline_long", ("@", 4_000)): (1.0, 2_738),
-    ("swe_agent", ("@", 4_000)): (1.0, 3_228),  # what no model has read is whole
-    ("canary_sessions", ("@", 300)): (1.0, 283),
-    ("wording", ("@", 0.3)): (0.925, 653),
-    ("wording_unseen", ("@", 0.3)): (0.941, 705),
-    ("facts300", ("W", 8_192)): (0.933, 3_912),
-    ("questions", ("W", 8_192)): (1.0, 3_876),
-    ("revised_values", ("W", 8_192)): (0.833, 3_600),
-    ("talks", ("@", 0.3)): (0.832, 2_396),
+    ("tau_airline", ("@", 2_000)): (1.0, 1_950),
+    ("tau_airline", ("@", 1_800)): (0.98, 1_801),
+    ("tau_airline_long", ("@", 4_000)): (1.0, 2_736),
+    ("swe_agent", ("@", 4_000)): (1.0, 3_225),  # what no model has read is whole
+    ("canary_sessions", ("@", 300)): (1.0, 272),
+    ("wording", ("@", 0.3)): (0.94, 645),
+    ("wording_unseen", ("@", 0.3)): (1.0, 692),
+    ("facts300", ("W", 8_192)): (0.917, 3_980),
+    ("questions", ("W", 8_192)): (0.875, 3_856),  # one of eight; of all forty 95 % where it was 60
+    ("revised_values", ("W", 8_192)): (0.833, 3_471),
+    ("talks", ("@", 0.3)): (0.86, 2_373),
 }
 """By set and limit the share of facts in the request, and the mean tokens that went up."""
 ROWS = {"questions": 8, "revised_values": 6}

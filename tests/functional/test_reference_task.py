@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from proxy.wire.chat import digest_of
-from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns, answered
+from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns, answered, apart
 from tests.profile import each_once
 from tests.upstream import RecordedRequest, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -333,9 +333,22 @@ async def blob(target: InTurns, ref: str) -> bytes:
 
 
 async def restored(target: InTurns, forwarded: list[dict[str, Any]]) -> set[bytes]:
-    """Digests of all originals that a reader of the forwarded messages can get at by the refs in them."""
+    """Digests of all originals that are removed from conversations, or that the refs in forwarded messages name."""
+    await target.settled()
+    refs = set(re.findall(r"[Aa]rchived as ([0-9a-f]{12})", json.dumps(forwarded)))
+    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
+        listed = (await http.get(f"{target.root()}/weir/conversations")).json()["data"]
+        for each in listed:
+            cursor = ""
+            while cursor is not None:
+                page = await http.get(
+                    f"{target.root()}/weir/conversations/{each['id']}/removed",
+                    params={"cursor": cursor} if cursor else {},
+                )
+                refs |= {row["ref"] for row in page.json()["data"]}
+                cursor = page.json().get("next_cursor")
     found = set[bytes]()
-    for ref in set(re.findall(r"[Aa]rchived as ([0-9a-f]{12})", json.dumps(forwarded))):
+    for ref in refs:
         original = json.loads(await blob(target, ref))
         found |= {digest_of(message) for message in (original if isinstance(original, list) else [original])}
     return found
@@ -352,7 +365,7 @@ class Run:
     @property
     def last(self) -> list[dict[str, Any]]:
         """The messages of the last request that reached the upstream."""
-        return list(self.forwarded[-1].json()["messages"])
+        return apart(self.forwarded[-1].json()["messages"])
 
     @property
     def gone(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from proxy.cli.evaluate import Models
 from proxy.config.values import Config
 from proxy.replay.scenarios import Conditions, Managed, store_in_memory
 from proxy.replay.script import Script, recording_of
-from tests.functional.harness import COUNTER, TOOLS, answered, arrays_of, opening, prose, tool_step, weir
+from tests.functional.harness import COUNTER, TOOLS, answered, apart, arrays_of, opening, prose, tool_step, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -96,7 +96,7 @@ async def arrays_in(scenario: Managed, script: Script) -> list[list[dict[str, An
     for request in script.requests:
         pieces = (await scenario.forward(script, request.length)).pieces
         assert pieces is not None
-        arrays.append([json.loads(bytes(raw)) for raw in script.rendered(pieces)])
+        arrays.append(apart([json.loads(bytes(raw)) for raw in script.rendered(pieces)]))
     return arrays
 
 

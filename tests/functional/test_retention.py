@@ -120,7 +120,7 @@ def test_words_that_nobody_said_are_found_in_a_summary() -> None:
     ]
     sent = [
         said("system", "Be brief."),
-        said("user", render_summary("\n".join(lines), version=1, ref="0" * 12, removed=2)),
+        said("user", render_summary("\n".join(lines), removed=2)),
     ]
     assert altered([sent], history) == [("assistant", "Paint it blue."), ("user", "Paint it green.")]
 

@@ -26,6 +26,7 @@ from tests.functional.harness import (
     RunningWeir,
     Talk,
     answered,
+    arrays_of,
     prose,
     weir,
 )
@@ -307,7 +308,7 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     async with weir(upstream.base_url, file, balanced={"inspect": {"requests": 0}}) as target:
         talk = Talk(target.client(), [{"role": "system", "content": secret}])
         await talk.chat(26)
-    forwarded = answered(upstream)[-1].json()["messages"]
+    (*_, forwarded) = arrays_of(answered(upstream))
     assert forwarded[0] == talk.messages[0]
     (summary,) = [m["content"] for m in forwarded if "Written by Weir" in m["content"]]
     with sqlite3.connect(file) as database:
@@ -396,12 +397,15 @@ async def test_a_managed_conversation_may_hold_every_form_of_content(
             assert len(answer.choices) == 2
             talk.messages.append({"role": "assistant", "content": "Seen."})
         last = answered(upstream)[-1].json()["messages"]
-        gone = {digest_of(m) for m in talk.messages[:-1]} - {digest_of(m) for m in last}
+        joined = [
+            m for m in talk.messages if m["role"] == "user" and json.dumps(m["content"])[1:-1] in json.dumps(last)
+        ]
+        gone = {digest_of(m) for m in talk.messages[:-1]} - {digest_of(m) for m in (*last, *joined)}
         originals = await restored(InTurns([target]), last)
     assert [s.status for s in answered(upstream)] == [200] * 10
     assert talk.actions()[-1] != "none"
     assert last[0] == talk.messages[0]
-    assert last[-1] == talk.messages[-2]
+    assert talk.messages[-2]["content"] in str(last[-1]["content"])
     assert gone
     assert gone <= originals
 

@@ -181,14 +181,14 @@ async def test_a_request_that_passes_has_a_plan_and_one_attempt(protocol: str) -
 
 
 EVICT = """\
-SERVER weir edit sim status=200 action=edit before=8825 after=3247
-  * weir.context.status actions=evict=14 percent=121.4 tokens=3247 limit=7271 used=8825
-  * weir.eviction count=14 placeholders=14 policy=balanced freed=5578 remaining=3247
-  INTERNAL weir context.plan action=edit before=8825 after=3247
+SERVER weir edit sim status=200 action=edit before=8825 after=3238
+  * weir.context.status actions=evict=14 percent=121.4 tokens=3238 limit=7271 used=8825
+  * weir.eviction count=14 placeholders=14 policy=balanced freed=5587 remaining=3238
+  INTERNAL weir context.plan action=edit before=8825 after=3238
     INTERNAL weir context.layer ingest_cap before=8825 after=8825 units=0
     INTERNAL weir context.layer dedupe before=8825 after=8825 units=0
-    INTERNAL weir context.layer evict before=8825 after=3247 units=14
-  CLIENT chat sim status=200 finish_reasons=stop input=3234 output_tokens=27
+    INTERNAL weir context.layer evict before=8825 after=3238 units=14
+  CLIENT chat sim status=200 finish_reasons=stop input=3225 output_tokens=27
   INTERNAL weir context.prepare"""
 
 
@@ -228,16 +228,16 @@ async def test_the_summarisers_calls_stand_under_the_layer_that_asked() -> None:
 
 
 OVERFLOW = """\
-SERVER weir edit sim status=200 action=edit before=10796 after=3597
-  * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3597 limit=7271 used=10796
-  * weir.eviction count=18 placeholders=18 policy=balanced freed=7208 remaining=3601
+SERVER weir edit sim status=200 action=edit before=10796 after=3584
+  * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3584 limit=7271 used=10796
+  * weir.eviction count=18 placeholders=18 policy=balanced freed=7221 remaining=3588
   INTERNAL weir context.plan action=pass before=10809 after=10809
   CLIENT chat sim ERROR status=400 error=context_length_exceeded
-  INTERNAL weir context.plan action=edit before=10796 after=3597
+  INTERNAL weir context.plan action=edit before=10796 after=3584
     INTERNAL weir context.layer ingest_cap before=10796 after=10796 units=0
     INTERNAL weir context.layer dedupe before=10796 after=10796 units=0
-    INTERNAL weir context.layer evict before=10796 after=3597 units=18
-  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3588 output_tokens=25 after=sim:context_length_exceeded
+    INTERNAL weir context.layer evict before=10796 after=3584 units=18
+  CLIENT chat sim status=200 resend_count=1 finish_reasons=stop input=3575 output_tokens=25 after=sim:context_length_exceeded
   INTERNAL weir context.prepare"""
 
 
@@ -250,17 +250,17 @@ async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_link
 
 
 SUMMARISER_DOWN = """\
-SERVER weir edit sim status=200 action=edit before=11500 after=3000
-  * weir.context.status actions=compact=1 percent=158.5 tokens=3000 limit=7500 used=11500
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=8500 remaining=3000
-  INTERNAL weir context.plan action=edit before=11500 after=3000
+SERVER weir edit sim status=200 action=edit before=11500 after=3500
+  * weir.context.status actions=compact=1 percent=158.5 tokens=3500 limit=7500 used=11500
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8000 remaining=3500
+  INTERNAL weir context.plan action=edit before=11500 after=3500
     INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
     INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
     INTERNAL weir context.layer evict before=11500 after=11500 units=0
-    INTERNAL weir context.layer compact before=11500 after=3000 units=46 ref=…
+    INTERNAL weir context.layer compact before=11500 after=3500 units=46 ref=…
       CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
       CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3000 output_tokens=28"""
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
 
 
 @pytest.mark.requirement("P15", "P13")

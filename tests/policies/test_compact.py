@@ -101,7 +101,7 @@ def test_the_next_summary_extends_the_previous_one_and_reads_only_what_is_new() 
     draft = replay(grown, limits.known, limits.protection)
     asked = first_question(compact(draft, limits))
     assert "E4411" in asked.prompt
-    assert "fresh1" in asked.prompt
+    assert "fresh0" in asked.prompt
     assert "W7001" not in asked.prompt
     again, second = compacted((Summarize, Summary(NOTES.replace("read on", "read fresh pages"))), limits=limits)
     assert (second.version, second.origin) == (2, "model+extract")

@@ -39,11 +39,11 @@ def test_what_follows_a_line_break_is_indented(said: str) -> None:
 @given(TEXT, TEXT)
 def test_the_lines_of_what_weir_writes_are_read_back_as_who_said_them(own: str, other: str) -> None:
     said = "\n".join((quoted("user", 1, "Keep it."), quoted("tool", 2, other), quoted("data", 3, own)))
-    text = render_summary(said, narrative=other, version=1, ref="0" * 12, removed=3)
+    text = render_summary(said, narrative=other, removed=3)
     assert inside(text) is not None
     assert by_speaker(text)[0] == "Keep it."
     assert by_speaker(f"{text}\nGo on.")[0] == "Keep it.\nGo on."
-    assert by_speaker(render_resumed(said, version=1, ref="0" * 12))[0] == "Keep it."
+    assert by_speaker(render_resumed(said))[0] == "Keep it."
 
 
 @given(TEXT)
@@ -52,7 +52,7 @@ def test_of_a_resumed_state_the_users_are_the_goal_and_what_he_said(other: str) 
         goal="Mend it.", constraints=("Keep it.",), open_issues=(other,), notes=(other,), narrative=other
     )
     page = state.bootstrap(max_tokens=100_000, counter=Words())
-    assert by_speaker(render_resumed(page, version=1, ref="0" * 12))[0].split("\n") == ["Mend it.", "Keep it."]
+    assert by_speaker(render_resumed(page))[0].split("\n") == ["Mend it.", "Keep it."]
 
 
 @given(TEXT)

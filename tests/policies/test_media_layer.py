@@ -60,7 +60,10 @@ def test_all_but_the_newest_picture_leave_a_line_that_names_them_and_their_ref()
     assert array[2]["content"] == [{"type": "text", "text": "picture 0"}, {"type": "text", "text": line}]
     raws = [json.dumps(m, indent=1).encode() for m in messages]
     for index in set(range(len(messages))) - {2, 4, 6}:
-        assert render(draft.pieces, raws, frozenset())[index] == raws[index]
+        assert (
+            render(draft.pieces, raws, frozenset(), roles=[m.role for m in draft.transcript.messages])[index]
+            == raws[index]
+        )
 
 
 def test_a_message_with_parts_of_unknown_types_is_left_alone() -> None:

@@ -282,9 +282,9 @@ def checkpoint() -> dict[str, object]:
         "delta": [later.delta(state), state.delta(None)],
         "verdicts": [asdict(v) for v in (state.validate(), Checkpoint(version=0).validate(after=state))],
         "coverage": state.coverage(["w7731", "D-17", "nothing"]),
-        "summary": render_summary("[1] x </weir-1>", narrative="told <user>", version=3, ref="abc", removed=4),
-        "empty": render_summary("", version=1, ref="abc", removed=1),
-        "resumed": render_resumed(" said ", version=2, ref="abc"),
+        "summary": render_summary("[1] x </weir-1>", narrative="told <user>", removed=4),
+        "empty": render_summary("", removed=1),
+        "resumed": render_resumed(" said "),
     }
 
 

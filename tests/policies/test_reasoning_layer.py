@@ -61,7 +61,10 @@ def stripped(draft: Draft) -> list[int]:
 def sent(draft: Draft, messages: Sequence[Said]) -> list[Said]:
     """The array that goes up."""
     raws = [json.dumps(m).encode() for m in messages]
-    return [json.loads(bytes(raw)) for raw in render(draft.pieces, raws, frozenset())]
+    return [
+        json.loads(bytes(raw))
+        for raw in render(draft.pieces, raws, frozenset(), roles=[m.role for m in draft.transcript.messages])
+    ]
 
 
 def turns(count: int) -> list[Said]:

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.sets import TOKENS_PER_CHARACTER, written
+from policies.lines import indented
 from policies.messages import ToolCall
-from policies.text.choice import LAST
-from policies.text.extract import BREATH, candidates, extract
+from policies.text.choice import LAST, Weights
+from policies.text.extract import BREATH, STEP, candidates, extract
 from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
+from policies.text.steps import steps_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 from tests.profile import tried
 
@@ -59,7 +61,7 @@ def values_in(text: str) -> Iterator[str]:
 def parted(line: str) -> list[str]:
     """A line as one for each message that it shows."""
     speaker, _, _ = line.partition(" ")
-    if speaker not in {"tool", "call"}:
+    if speaker != "tool":
         return [line]
     first, *others = re.split(r"; (?=\d+: )", line)
     return [first, *(f"{speaker} {other}" for other in others)]
@@ -70,21 +72,29 @@ def assert_quoted(sources: Sequence[Source], max_tokens: int) -> int:
     made = extract(sources, max_tokens=max_tokens, counter=COUNTER)
     assert made.tokens == COUNTER.count(made.text) <= max_tokens
     before = Source(-1, "user", "")
-    items = candidates([before, *sources], [Readings().of(s) for s in (before, *sources)], breath=BREATH)
+    read = [Readings().of(source) for source in (before, *sources)]
+    items = candidates([before, *sources], read, Weights.over(read), steps_of([before, *sources]), breath=BREATH)
     shown = [items[n] for n in made.chosen]
     in_sentences = {term for item in shown if item.place != LAST for term in item.segment.terms}
     shown = [item for item in shown if item.place != LAST or item.segment.terms[0] not in in_sentences]
     lines = [line for text in made.text.split("\n") for line in parted(text)] if made.text else []
-    places = sorted({(item.source, item.segment.record < 0) for item in shown})
+    places = sorted({(item.source, item.place != STEP) for item in shown})
     assert len(lines) == len(places)
-    for line, (number, called) in zip(lines, places, strict=True):
+    steps = {step.source: step for step in steps_of([before, *sources])}
+    for line, (number, quotes) in zip(lines, places, strict=True):
         source = sources[number - 1]
-        label = f"{'call' if called else source.role} {source.position}: "
+        label = f"{source.role if quotes else 'call'} {source.position}: "
         assert line.startswith(label)
+        if not quotes:
+            told = steps[number].outcome
+            assert line == f"{label}{indented(steps[number].text)}"
+            bare = " ".join(source.text.translate(str.maketrans("[]", "()")).split())
+            assert all(part in bare for part in told.split("…")), "what came of a call is told in its result's words"
+            continue
         written_there = [source.text, *(c.arguments for c in source.calls)]
         values = [value for text in written_there for value in values_in(text)]
         left, at, listed = line[len(label) :], 0, False
-        within = [i for i in shown if (i.source, i.segment.record < 0) == (number, called)]
+        within = [i for i in shown if (i.source, i.place != STEP) == (number, True)]
         for item in sorted(within, key=lambda i: i.place):
             text = item.segment.text
             assert any(text.encode(errors="replace") in t.encode(errors="replace") for t in (*written_there, *values))
@@ -179,10 +189,17 @@ def test_a_line_within_a_value_or_a_key_of_a_result_is_never_shown_as_somebody_e
     call = (ToolCall("c", "write", json.dumps({"text": forged})),)
     sources = [
         Source(1, "assistant", "", calls=call, tokens=20),
-        Source(2, "tool", json.dumps({"note": forged, forged: "x-99"}), tool="fetch", tokens=40),
+        Source(
+            2,
+            "tool",
+            json.dumps({"note": forged, forged: "x-99"}),
+            tool="write",
+            arguments=call[0].arguments,
+            tokens=40,
+        ),
     ]
     lines = extract(sources, max_tokens=200, counter=COUNTER).text.splitlines()
-    assert {line.split(":")[0] for line in lines} == {"call 1", "tool 2"}
+    assert {line.split(":")[0] for line in lines} == {"call 2", "tool 2"}
     assert len(lines) == 2
 
 

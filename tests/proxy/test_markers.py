@@ -23,7 +23,9 @@ def message(role: str, content: Any, **others: Any) -> dict[str, Any]:
 
 
 def rendered(pieces: list[PlannedMessage], messages: list[dict[str, Any]]) -> list[Any]:
-    return [json.loads(bytes(raw)) for raw in render(pieces, [write_value(m) for m in messages], frozenset())]
+    raws = [write_value(m) for m in messages]
+    roles = ["user"] * len(messages)  # several of the user's in a row stay apart
+    return [json.loads(bytes(raw)) for raw in render(pieces, raws, frozenset(), roles=roles)]
 
 
 def piece(index: int | None, words: str | None = None, kind: EditKind | None = None) -> PlannedMessage:
