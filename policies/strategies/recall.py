@@ -5,7 +5,7 @@ conversation, so no language has to be known; words match in other forms too, by
 passage is worth the words that it shares with the question and, less, those of its neighbours, so that an answer is
 found by the question in front of it; where the question is about an earlier request, what the assistant said to that is
 worth a share of the request's words. Nothing is brought where too little of the question's weight stands in any one
-place that the model does not see anyway.
+place that the model does not see anyway, or no more than in what it sees.
 """
 
 import math
@@ -57,6 +57,8 @@ of his that shares most, and at least so much of the newest message's squared ra
 ENOUGH = 0.2
 """Share of the best passage's worth from which on others are brought, too; more if the model sees the best one."""
 ENOUGH_BESIDE = 0.5
+TOLD = 0.95
+"""Share of the strength of what the request says of the question already that a passage has to have."""
 REVISES = 0.5
 BRIEF = 16
 """Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
@@ -284,6 +286,8 @@ class _Place:
     weight: float
     strength: float
     worth: float = 0.0
+    told: float = 0.0
+    """Strength of what of it the request holds already."""
 
     @property
     def key(self) -> tuple[int, bool, int]:
@@ -400,8 +404,10 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
     for read in candidates:
         for number, passage in enumerate(read.page.passages(wide)):
             has, weight, strength = _shared(terms, frozenset(passage.marks))
-            hidden = read.hidden and not _stands_in(shown, shown_words, read.page.text, passage)
-            places.append(_Place(read, number, passage, hidden, has, weight, strength))
+            there = _stands_in(shown, shown_words, read.page.text, passage) if read.hidden else passage.sentences
+            place = _Place(read, number, passage, len(there) < len(passage.sentences), has, weight, strength)
+            place.told = strength if not place.hidden else _strength_of(there, read.page.text, terms)
+            places.append(place)
     _credit_answers(places, sum(term.weight**2 for term in terms))
     usual = sum(p.passage.end - p.passage.start for p in places) / max(1, len(places))
     for n, place in enumerate(places):
@@ -415,11 +421,17 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
     return places
 
 
-def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Passage) -> bool:
-    """Whether all sentences of a passage stand in what is shown, which is searched where it has all of their words."""
-    if not shown_words.issuperset(mark for mark in passage.marks if mark[0] not in "^~"):
-        return False
-    return all(text[start:end] in shown for start, end in passage.sentences)
+def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Passage) -> Sequence[tuple[int, int]]:
+    """The sentences of a passage that stand in what is shown, which is searched for those whose words are in it."""
+    if shown_words.isdisjoint(mark for mark in passage.marks if mark[0] not in "^~"):
+        return ()
+    return [(start, end) for start, end in passage.sentences if text[start:end] in shown]
+
+
+def _strength_of(sentences: Sequence[tuple[int, int]], text: str, terms: Sequence[_Term]) -> float:
+    if not sentences:
+        return 0.0
+    return _shared(terms, _marks(words_of(" ".join(text[start:end] for start, end in sentences))))[2]
 
 
 def _credit_answers(places: Sequence[_Place], whole: float) -> None:
@@ -446,7 +458,8 @@ def _chosen(
     best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
     meant = [[p] for p in hidden if p.read.index in liked]
-    plain = best is not None and best.strength >= (STRENGTH if asks else STRENGTH_OF_STATEMENT)
+    told = max((p.told for p in places), default=0.0)
+    plain = best is not None and best.strength >= max(STRENGTH if asks else STRENGTH_OF_STATEMENT, TOLD * told)
     if not plain or share < (SHARE_OF_QUESTION if asks else SHARE_OF_STATEMENT):
         return meant
     most = max(p.worth for p in hidden)
