@@ -209,20 +209,7 @@ async def p6_only_a_batch_changes_the_prefix(world: World, exchanges: Sequence[E
 
 def _without_note(array: Sequence[Any]) -> list[Any]:
     """The array without what the client keeps at its distance from the end: it moves by itself."""
-    return [bare for each in array if (bare := _bare(each)) is not None]
-
-
-def _bare(message: Any) -> Any:
-    """A message without the note in it, which on Messages may be a part of a turn; None where it says no more."""
-    if not any(text.startswith("Note ") for text in texts_of(message)):
-        return message
-    content = message.get("content")
-    parts = (
-        [part for part in content if not str(part.get("text", "")).startswith("Note ")]
-        if isinstance(content, list)
-        else []
-    )
-    return {**message, "content": parts} if parts else None
+    return [each for each in array if not any(text.startswith("Note ") for text in texts_of(each))]
 
 
 async def p7_what_was_removed_can_be_read(world: World, exchanges: Sequence[Exchange]) -> None:

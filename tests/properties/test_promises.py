@@ -59,9 +59,6 @@ KEPT: dict[str, Script] = {
     "P6 after a side request to a smaller model": Script(
         LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))
     ),
-    "P6 a note behind an agent's history on messages": Script(
-        steps=(Begin(MESSAGES, task=0.1, answer=0.25), Talk(), Talk(turns=8), Note(distance=0), Work(turns=8))
-    ),
     "P6 a note at a distance": Script(steps=(Begin(), Note(distance=4), Talk(turns=8, size=0.1))),
     "P3 an unread result in a full window": Script(steps=(Begin(system=0.6), Work(size=0.2))),
     "P3 a large unread result in a large window": Script(
