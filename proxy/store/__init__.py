@@ -28,6 +28,7 @@ import sqlalchemy as sa
 from proxy.store import archive, branches, configuration, exchanges, inspections, key_use, ledger, maintenance, memory
 from proxy.store import audit as audit_
 from proxy.store import conversations as conversations_
+from proxy.store.engine import Database
 from proxy.store.records import (
     AnswerRow,
     Arrival,
@@ -42,8 +43,8 @@ from proxy.store.records import (
     UsageRow,
 )
 from proxy.store.schema import HEAD, usage_days
-from proxy.store.sqlite import Mode, SqliteDatabase
-from proxy.store.transaction import Content, Database, Transaction
+from proxy.store.sqlite import SqliteDatabase
+from proxy.store.transaction import Content, Transaction
 
 log = logging.getLogger("weir.settle")
 
@@ -102,7 +103,10 @@ class Store:
         self.notices = database.notices
         self.shared = database.shared
         self.keeps_content = content == "full"
-        self.load, self.backup, self.close = database.load, database.backup, database.close
+        self.load = database.load
+        self.backup = database.backup
+        self.checkpoint = database.checkpoint
+        self.close = database.close
         self._database = database
         self._damaged: set[tuple[str, str, str]] = set()
         self._unmarked: set[tuple[str, str]] = set()
@@ -116,9 +120,8 @@ class Store:
         *,
         content: Content = "full",
         read_only: bool = False,
-        visitor: bool = False,
-        any_schema: bool = False,
         busy_timeout: float = BUSY_TIMEOUT,
+        statement_timeout: float | None = None,
         connections: int = CONNECTIONS,
     ) -> Self:
         """The store behind an SQLAlchemy ``url``, its schema brought up to date.
@@ -128,17 +131,24 @@ class Store:
             content: with ``digest`` nothing that a message, a summary or a note says reaches the disk: of originals
                 SHA-256 and size are kept, of edits and cuts all but their texts. What replays them lives in memory,
                 so that after a restart a conversation is managed anew.
-            read_only: look only; nothing is migrated or written.
-            visitor: a short-lived writer beside a running server. It keeps that server from checkpointing for as
-                long as it is open (see :mod:`proxy.store.sqlite` for why), so close it soon.
-            any_schema: to a reader the schema may be an older one: such a store can be backed up, nothing else.
-            busy_timeout: seconds to wait for others before :class:`StoreUnavailable`; a server waits no longer for a
-                statement either.
-            connections: to a database server, at most.
+            read_only: Nothing is migrated or written.
+            busy_timeout: Seconds to wait for others before :class:`StoreUnavailable`.
+            statement_timeout: Seconds that a database server may take for a statement, ``busy_timeout`` by default.
+            connections: The most connections to a database server.
         """
-        mode: Mode = "reader" if read_only else "visitor" if visitor else "server"
-        mode = "copier" if any_schema and "postgres" not in url.partition(":")[0] else mode
-        return cls(await _opened(url, mode=mode, patience=busy_timeout, connections=connections), content=content)
+        if url.partition("://")[0] in POSTGRES_SCHEMES:
+            # Loaded by name, so that a SQLite user need not have its driver.
+            module = importlib.import_module("proxy.store.postgres")
+            database: Database = await module.PostgresDatabase.open(
+                url,
+                read_only=read_only,
+                patience=busy_timeout,
+                statement=statement_timeout,
+                connections=connections,
+            )
+        else:
+            database = await SqliteDatabase.open(_file_of(url), read_only=read_only, patience=busy_timeout)
+        return cls(database, content=content)
 
     async def ping(self) -> None:
         await self._database.ping()
@@ -282,7 +292,6 @@ class Store:
             stored, waits = await self._write(work)
             if waits:
                 await self._index(INDEXED_AT_ONCE)
-            await self._database.tend()
         return stored
 
     async def search(
@@ -302,7 +311,7 @@ class Store:
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
         found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))
-        await self._database.tend(force=True)
+        await self._database.checkpoint()
         return found
 
     async def prune(self, before: float, at: float | None = None) -> int:
@@ -316,9 +325,8 @@ class Store:
         for step in (conversations_of, *(partial(maintenance.prune, key=key) for key in maintenance.PRUNED)):
             while gone := await self._write(partial(step, before=before)):
                 total += gone
-                await self._database.tend()
         while await self._write(partial(audit_.drop, before=before)):
-            await self._database.tend()
+            pass
         if total:
             await self._shrink()
         return total
@@ -326,7 +334,7 @@ class Store:
     async def prune_usage(self, before: float) -> None:
         """Delete for good what requests took on days that began before ``before``."""
         while await self._write(partial(maintenance.prune, key=usage_days.c.at, before=before)):
-            await self._database.tend()
+            pass
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.
@@ -341,16 +349,12 @@ class Store:
             while step[0] and (fewer < due or gone == 0):
                 step = await self._write(partial(maintenance.drop_oldest, before=before, at=at, most=due - fewer))
                 gone, fewer = gone + step[0], fewer + step[1]
-                await self._database.tend()
             if not gone:
                 break
             total += gone
             await self._shrink()
             used = await self._read(maintenance.size)
         return total
-
-    async def checkpoint(self) -> bool:
-        return await self._database.tend(force=True)
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
         found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
@@ -374,9 +378,8 @@ class Store:
         begins = True
         while await self._write(partial(archive.merge_words, begins=begins)):
             begins = False
-            await self._database.tend()
         while await self._database.shrink():
-            await self._database.tend()
+            pass
 
     async def _index(self, steps: int | None = None) -> None:
         """Index the words that wait, of a database that was made anew from an older one for a long time."""
@@ -528,22 +531,16 @@ def _bare(row: Row) -> Row:
     return msgspec.structs.replace(row, inspection=None)
 
 
-async def _opened(url: str, *, mode: Mode, patience: float, connections: int) -> Database:
-    scheme = url.partition("://")[0]
-    if scheme in POSTGRES_SCHEMES:
-        # Loaded by name: SQLAlchemy's asyncio package costs 120 ms and 8 MB that a SQLite user need not pay.
-        module = importlib.import_module("proxy.store.postgres")
-        database: Database = await module.PostgresDatabase.open(
-            url, mode=mode, patience=patience, connections=connections
-        )
-        return database
+def _file_of(url: str) -> str | None:
+    """The file of a SQLite URL, None for a database in memory."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
         raise StoreError("the store's URL cannot be read", reason="url") from None
-    if parsed.get_backend_name() == "sqlite":
-        return await SqliteDatabase.open(parsed.database, mode=mode, patience=patience)
-    raise StoreError(
-        f"the store cannot be a {scheme} database: its URL begins with sqlite+aiosqlite:// or postgresql://",
-        reason="url",
-    )
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError(
+            f"the store cannot be a {parsed.drivername} database: its URL begins with sqlite+aiosqlite:// or "
+            "postgresql://",
+            reason="url",
+        )
+    return parsed.database

@@ -40,17 +40,16 @@ from proxy.store.records import Change, Original
 from proxy.store.schema import branches, frames, meta, originals, removed, vectors
 from proxy.store.transaction import (
     AT_ONCE,
-    Columns,
     Transaction,
     Upsert,
     among,
     chunks,
-    columns_of,
     keep_first,
     of,
     owned,
     recorded,
     same,
+    stored,
 )
 
 MAX_TERMS = 32
@@ -269,8 +268,7 @@ def add_originals(tx: Transaction, change: Change) -> None:
 
 
 def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    those = sorted(refs)
-    tx.columns(HOLD_ORIGINAL, {"tenant": [tenant] * len(those), "branch": [branch] * len(those), "ref": those})
+    tx.many(HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
 
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
@@ -388,23 +386,15 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
         framed |= dict.fromkeys(its, 0 if frame is None else frame[0])
     has_words = tx.full and tx.dialect == "postgresql"
 
-    def packed() -> Columns:
-        alone = [
-            None if not tx.full or each.ref in framed else pack_message(each.body, texts[each.ref]) for each in fresh
-        ]
-        return {
-            **columns_of(originals, fresh),
-            "tenant": [tenant] * len(fresh),
-            "size": [len(each.body) for each in fresh],
-            "sha": [sha256(each.body).digest() for each in fresh],
-            "body": alone,
-            "frame": [framed.get(each.ref) for each in fresh],
-            "at": [at] * len(fresh),
-            "quarantined": [False] * len(fresh),
-            **({"text": [_indexed(text)[:MAX_WORDS_LEN] for text in texts.values()]} if has_words else {}),
-        }
+    def packed(each: Original) -> dict[str, Any]:
+        text = texts[each.ref]
+        alone = tx.full and each.ref not in framed
+        row = stored(originals, each, tenant=tenant, at=at, quarantined=False, frame=framed.get(each.ref))
+        row |= {"size": len(each.body), "sha": sha256(each.body).digest()}
+        row["body"] = pack_message(each.body, text) if alone else None
+        return row | ({"text": _indexed(text)[:MAX_WORDS_LEN]} if has_words else {})
 
-    tx.columns(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(packed))
+    tx.many(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(lambda: [packed(each) for each in fresh]))
     if has_words:
         there = tx.scalar(FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())})
         if there != len(framed):

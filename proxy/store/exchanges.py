@@ -33,13 +33,11 @@ from proxy.store.records import (
 )
 from proxy.store.schema import NO_CONVERSATION, alerts, branches, conversations, exchanges, relayed, usage_days
 from proxy.store.transaction import (
-    Columns,
     Place,
     Transaction,
     Upsert,
     among,
     chunks,
-    columns_of,
     larger,
     of,
     ordered,
@@ -112,7 +110,7 @@ def record(
         rows = follow_others(tx, rows, home)
     _touch_conversations(tx, rows, home)
     add_checkups(tx, rows, home)
-    tx.columns(ADD, _columns(rows, home))
+    tx.many(ADD, [_values(row, home[row.id]) for row in rows])
     tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
     inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
     append(tx, [event for row in rows for event in of_exchange(row, conversation=home[row.id])])
@@ -185,7 +183,7 @@ def _usage_query(by: By | None, *, is_of_one: bool) -> sa.Select[Any]:
 def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
     """Let what a conversation took go on without it: it is about to be deleted."""
     given = {"of_tenant": tenant, "of_conversation": conversation}
-    tx.execute(ADD_UP_WITHOUT[tx.dialect], given)
+    tx.execute(ADD_UP_WITHOUT, given)
     tx.execute(FORGET_WHOSE, given)
 
 
@@ -214,18 +212,19 @@ def _add_relayed(tx: Transaction, rows: Sequence[RelayedRow]) -> None:
         tx.ask_each(ADD_RELAYED_TO_DAYS, ((row.tenant, row.id) for row in rows))
 
 
-def _columns(rows: Sequence[ExchangeRow], home: Mapping[str, str]) -> Columns:
-    details: list[Mapping[str, Any]] = [row.detail for row in rows]
-    spent: list[Mapping[str, Any]] = [detail.get("summarizer", {}) for detail in details]
-    return {
-        **columns_of(exchanges, rows),
-        "conversation": [home[row.id] for row in rows],
-        "detail": [_ENCODER.encode(dict(detail)) if detail else "{}" for detail in details],
-        "cost": [detail.get("cost") for detail in details],
-        "cost_saved": [detail.get("cost_saved") for detail in details],
-        "summaries": [each.get("asked", 0) + each.get("answered", 0) or None for each in spent],
-        "summaries_cost": [each.get("dollars") for each in spent],
-    }
+def _values(row: ExchangeRow, home: str) -> dict[str, Any]:
+    detail: Mapping[str, Any] = row.detail
+    spent: Mapping[str, Any] = detail.get("summarizer", {})
+    return stored(
+        exchanges,
+        row,
+        conversation=home,
+        detail=_ENCODER.encode(dict(detail)) if detail else "{}",
+        cost=detail.get("cost"),
+        cost_saved=detail.get("cost_saved"),
+        summaries=spent.get("asked", 0) + spent.get("answered", 0) or None,
+        summaries_cost=spent.get("dollars"),
+    )
 
 
 def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> dict[str, str]:
@@ -297,14 +296,6 @@ def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnEle
     """Which step of time a moment is in, since 1970; a cast alone rounds on PostgreSQL."""
     steps = at / seconds
     return sa.cast(steps if dialect == "sqlite" else sa.func.floor(steps), sa.BigInteger)
-
-
-def add_up_days(connection: sa.Connection, table: sa.Table) -> None:
-    """Add to ``usage_days``, which has to have none of them, all requests that there are in a table."""
-    taken = _taken_in_days(connection.dialect.name, table)
-    if table is exchanges:
-        taken = taken.join(conversations, HOME)
-    connection.execute(_adding(lambda _: taken)[connection.dialect.name])
 
 
 def _taken_in_days(dialect: str, table: sa.Table) -> sa.Select[Any]:

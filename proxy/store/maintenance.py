@@ -150,7 +150,7 @@ def size(tx: Transaction) -> int:
 
 def keep_size(tx: Transaction, at: float) -> None:
     hour = int(at) // HOUR
-    tx.execute(KEEP_SIZE[tx.dialect], [{"name": f"{SIZE}{hour}", "number": size(tx)}])
+    tx.execute(KEEP_SIZE, {"name": f"{SIZE}{hour}", "number": size(tx)})
     tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
 
 

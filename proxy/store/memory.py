@@ -303,7 +303,7 @@ def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
     """
     if not tx.full:
         return
-    tx.execute(KEEP_SUMMARY[tx.dialect], stored(summaries, row, tenant=tenant, sha=_summary_sha(row)))
+    tx.execute(KEEP_SUMMARY, stored(summaries, row, tenant=tenant, sha=_summary_sha(row)))
     surplus = list(tx.scalars(SURPLUS, {"of_tenant": tenant}))
     if surplus:
         tx.execute(sa.delete(summaries).where(owned(summaries, tenant, key=surplus)))

@@ -6,7 +6,6 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from sqlalchemy import exc
 
 from policies.health import Category, Checkup, Level
 from policies.ledger import (
@@ -24,8 +23,6 @@ from policies.ledger import (
 from policies.messages import Message
 from proxy.store.chain import AuditEvent
 
-RETRIED = {"40001", "40P01"}
-"""SQLSTATE of a transaction that is worth another attempt."""
 NOTE_SIZE = 16
 DAY = 86_400.0
 
@@ -64,15 +61,6 @@ class SchemaTooNew(StoreError): ...
 
 
 class CorruptStore(StoreError): ...
-
-
-def is_disconnect(error: Exception) -> bool:
-    return isinstance(error, exc.DBAPIError) and error.connection_invalidated
-
-
-def is_retried(error: Exception) -> bool:
-    cause = error.orig if isinstance(error, exc.DBAPIError) else None
-    return getattr(cause, "sqlstate", None) in RETRIED
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):

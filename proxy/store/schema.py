@@ -4,12 +4,12 @@ Every table that holds something of a conversation has ``tenant`` as the first c
 statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (``EXACT``), because
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 
-Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. A new database is made of
-these tables; migrations are for what is older. Alembic is loaded only where there is something to migrate: it costs
-110 ms and 9 MB at every start otherwise.
+Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. Alembic is loaded only where
+there is something to migrate: it costs 110 ms and 9 MB at every start otherwise.
 """
 
 import importlib
+import re
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -21,10 +21,11 @@ from policies.ledger import Cut, Edit
 from proxy.store import records
 from proxy.store.chain import AuditRow
 from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
-from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
+from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0024", "0025", "0026")
-HEAD = REVISIONS[-1]
+HEAD = "1"
+"""The newest of the revisions in ``proxy/store/migrations/versions``."""
+UNRELEASED = re.compile("00[0-9]{2}")
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
@@ -83,13 +84,6 @@ def _table(name: str, key: str, *groups: list[Any], within: sa.Table | None = No
         items.append(sa.ForeignKeyConstraint(own, theirs, ondelete="CASCADE"))
     return sa.Table(name, metadata, *items, sa.PrimaryKeyConstraint(*key.split()), **options)
 
-
-alembic_version = sa.Table(
-    "alembic_version",
-    metadata,
-    sa.Column("version_num", sa.String(32), nullable=False),
-    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
-)
 
 meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBinary, number=sa.BigInteger))
 
@@ -344,46 +338,36 @@ def make(connection: sa.Connection) -> None:
     for statement in (FULL_TEXT,) if connection.dialect.name == "sqlite" else _WORDS:
         connection.exec_driver_sql(statement)
     connection.execute(sa.insert(meta), {"name": "indexed", "number": 0})
-    connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
-
-
-NOT_MIGRATED = (
-    "its schema could not be brought from {found} to {head} ({why}); nothing in it was changed. Go on with the Weir "
-    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db migrate"
-)
 
 
 def ensure(connection: sa.Connection) -> None:
-    found = _known(connection)
-    if found is None:
-        make(connection)
-    elif found != HEAD:
-        try:
-            importlib.import_module("proxy.store.migrations").upgrade(connection, found=found)
-        except Exception as fault:
-            if is_disconnect(fault) or is_retried(fault):
-                raise
-            why = fault.orig if isinstance(fault, sa.exc.DBAPIError) else fault
-            said = NOT_MIGRATED.format(found=found, head=HEAD, why=why or type(fault).__name__)
-            raise StoreError(said, reason="migration") from fault
+    """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot use."""
+    if known(connection) is None:
+        importlib.import_module("proxy.store.migrations").upgrade(connection)
 
 
 def check(connection: sa.Connection) -> None:
-    found = _known(connection)
-    if found != HEAD:
-        raise StoreError(
-            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db migrate`", reason="schema"
-        )
+    if known(connection) is None:
+        raise StoreError("the database has no tables: run `weir db migrate`", reason="schema")
 
 
-def _known(connection: sa.Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
+def known(connection: sa.Connection) -> str | None:
+    """The database's revision, None where there are no tables yet. Raises what :func:`ensure` does."""
+    names = sa.inspect(connection).get_table_names()
+    if "alembic_version" not in names:
+        if names and connection.dialect.name == "sqlite":
+            raise CorruptStore("the file is a database of some other program", reason="foreign")
         return None
-    found: str | None = connection.scalar(sa.select(alembic_version.c.version_num))
-    if found is None or found in REVISIONS:
+    found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    if found is None or found == HEAD:
         return found
-    if found < HEAD:
-        raise StoreError(f"the database has schema {found}, of a Weir that was never released", reason="schema")
+    if UNRELEASED.fullmatch(found):
+        raise StoreError(
+            f"the database has schema {found}, of a Weir before the first release, which this one cannot read; nothing "
+            "in it was changed. Name another file or database (--store, store.url), or go on with the Weir that wrote "
+            "it",
+            reason="schema",
+        )
     raise SchemaTooNew(
         f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir", reason="schema"
     )

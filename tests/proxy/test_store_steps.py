@@ -1,13 +1,14 @@
 """What the pages ask of the store costs what they show, and not what the store holds beside it."""
 
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import msgspec
 import pytest
+from sqlalchemy.util import await_only
 
 from proxy.store import Store, conversations, exchanges
 from proxy.store.conversations import Narrowing
@@ -27,19 +28,19 @@ ASKED: dict[str, Callable[[Transaction], Any]] = {
 
 def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
     """Hundreds of instructions of SQLite's machine that it takes."""
-    raw, counted = tx.connection.connection.dbapi_connection, 0
+    driver, counted = tx.connection.connection.driver_connection, 0
 
     def count() -> int:
         nonlocal counted
         counted += 1
         return 0
 
-    assert isinstance(raw, sqlite3.Connection)
-    raw.set_progress_handler(count, PER)
+    assert isinstance(driver, aiosqlite.Connection)
+    await_only(driver.set_progress_handler(count, PER))
     try:
         work(tx)
     finally:
-        raw.set_progress_handler(None, 0)
+        await_only(driver.set_progress_handler(lambda: None, 0))
     return counted
 
 
