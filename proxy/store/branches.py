@@ -22,7 +22,7 @@ from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
 from proxy.store.memory import Spans, is_undone, newest_row, read_spans
-from proxy.store.packing import EXACT
+from proxy.store.packing import Exact
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits
 from proxy.store.transaction import Transaction, keep_first, of, owned
@@ -59,9 +59,9 @@ ADVANCE = (
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
-        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=EXACT), None), else_=branches.c.prepared),
+        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=Exact), None), else_=branches.c.prepared),
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
-        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=EXACT), branches.c.resumed),
+        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=Exact), branches.c.resumed),
     )
     .returning(branches.c.conversation)
 )

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import EVERY_WINDOW, NOTHING, Cut, Edit, EditKind, Ledger
-from proxy.store.packing import Damaged, unpack_words
+from proxy.store.packing import Damaged, unpack_text
 from proxy.store.records import Branch, Change, ConversationRow, EvictionRow, StoreError
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
 from proxy.store.transaction import Place, Rows, Transaction, of, ordered, owned, recorded, same, stored
@@ -96,7 +96,7 @@ def load_batches(tx: Transaction, tenant: str, branch: str, *, withheld: bool = 
             continue
         said = None
         with suppress(Damaged):
-            said = unpack_words(text)
+            said = unpack_text(text)
         if said is None or sha not in (WITHHELD, _edit_sha(digest, occurrence, kind, said, ref, tokens, chain)):
             tx.damage("edit", tenant, f"{branch} {version}.{position}")
             continue

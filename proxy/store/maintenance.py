@@ -42,7 +42,7 @@ CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
 PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id, provider_ids.c.digest)
 STORED = sa.text(
-    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(words)), 0) FROM originals)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM frames)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
     " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"

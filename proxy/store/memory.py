@@ -334,7 +334,7 @@ LINE = sa.select(answers).join(_LINE, _LINE.c.id == answers.c.id).where(of(answe
 def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
     if not rows or not tx.full:
         return
-    packed = tx.aside(lambda: [pack(row.given, row.output, row.opening) for row in rows])
+    packed = tx.aside(lambda: [pack((row.given, row.output, row.opening)) for row in rows])
     tx.many(ADD_ANSWER, [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)])
     tx.many(ADD_ITEM, [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items])
 
@@ -398,9 +398,9 @@ def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] | None
     found: list[AnswerRow] = []
     for row in tx.execute(query, given):
         try:
-            said = dict(zip(("given", "output", "opening"), unpack(row.body, parts=3), strict=True))
+            added, output, opening = unpack(row.body, tuple[bytes, bytes, bytes])
         except Damaged:
             tx.damage("answer", row.tenant, row.id)
         else:
-            found.append(recorded(AnswerRow, answers, row, items=(), **said))
+            found.append(recorded(AnswerRow, answers, row, items=(), given=added, output=output, opening=opening))
     return found

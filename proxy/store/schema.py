@@ -20,7 +20,7 @@ from policies.health import Snapshot
 from policies.ledger import Cut, Edit
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
+from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Compressed, Exact, Listed, Plain
 from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
 HEAD = "1"
@@ -39,7 +39,7 @@ BY_TYPE: Mapping[Any, Kind] = {
     str: sa.Text(),
 }
 BY_NAME: dict[str, Kind] = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH}
-BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), PLAIN)
+BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), Plain())
 BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
 BY_NAME |= dict.fromkeys(
     (
@@ -90,7 +90,7 @@ meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBi
 conversations = _table(
     "conversations",
     "tenant id",
-    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PLAIN),
+    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=Plain()),
     _optional(health=sa.Text),
     [
         sa.Index("conversations_name", "tenant", "name", unique=True),
@@ -104,7 +104,7 @@ branches = _table(
     "tenant branch",
     _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
-    _optional(parent=BRANCH, trend=sa.Text, prepared=EXACT, wanted=sa.Text, resumed=EXACT),
+    _optional(parent=BRANCH, trend=sa.Text, prepared=Exact(), wanted=sa.Text, resumed=Exact()),
     _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer, floating=sa.Text),
     [sa.Index("branches_of_conversation", "tenant", "conversation")],
     within=conversations,
@@ -124,7 +124,7 @@ edits = _table(
     "tenant branch window_tokens version position",
     _required(tenant=TENANT, branch=BRANCH, window_tokens=sa.BigInteger, version=sa.Integer, position=sa.Integer),
     _required(sha=sa.LargeBinary),
-    _fields(Edit, text=PACKED),
+    _fields(Edit, text=Compressed()),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -142,7 +142,7 @@ cuts = _table(
         covered=sa.Text,
     ),
     _required(sha=sa.LargeBinary),
-    _fields(Cut, without="before after", text=LONG, narrative=LONG),
+    _fields(Cut, without="before after", text=Compressed(), narrative=Compressed()),
     [sa.Index("cuts_ref", "tenant", "ref")],
     within=branches,
 )
@@ -160,7 +160,7 @@ notes = _table(
     "notes",
     "tenant conversation id",
     _required(tenant=TENANT, conversation=CONVERSATION, sha=sa.LargeBinary),
-    _fields(records.NoteRow, text=EXACT),
+    _fields(records.NoteRow, text=Exact()),
     within=conversations,
 )
 
@@ -168,7 +168,7 @@ summaries = _table(
     "summaries",
     "tenant key",
     _required(tenant=TENANT, sha=sa.LargeBinary),
-    _fields(records.SummaryRow, text=EXACT),
+    _fields(records.SummaryRow, text=Exact()),
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
@@ -179,7 +179,7 @@ originals = _table(
     "id",
     _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
     _fields(records.Original, without="body text"),
-    _optional(body=sa.LargeBinary, frame=sa.BigInteger),
+    _optional(frame=sa.BigInteger),
     [sa.Index("originals_ref", "tenant", "ref", unique=True)],
     sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
 )
@@ -203,7 +203,7 @@ vectors = _table(
 evictions = _table(
     "evictions",
     "tenant branch version position",
-    _fields(records.EvictionRow, without="conversation", policy=PLAIN),
+    _fields(records.EvictionRow, without="conversation", policy=Plain()),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -216,7 +216,7 @@ exchanges = _table(
         without="name trend parent_conversation health events refusal floating inspection",
         id=REQUEST,
         parent=BRANCH,
-        detail=PACKED,
+        detail=Compressed(),
     ),
     _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
     [
@@ -231,7 +231,7 @@ exchanges = _table(
 usage_days = _table(
     "usage_days",
     "tenant conversation at model policy",
-    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PLAIN, policy=sa.Text),
+    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=Plain(), policy=sa.Text),
     _fields(records.UsageRow, without="tenant group"),
     [sa.Index("usage_days_at", "at")],
     sqlite_with_rowid=False,
@@ -257,16 +257,16 @@ relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST)
 answers = _table(
     "answers",
     "tenant id",
-    _required(tenant=TENANT, id=PLAIN, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    _required(tenant=TENANT, id=Plain(), conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
     _required(tokens=sa.BigInteger, reasoned=sa.BigInteger, length=sa.Integer),
-    _optional(parent=PLAIN),
+    _optional(parent=Plain()),
     [sa.Index("answers_of_conversation", "tenant", "conversation"), sa.Index("answers_at", "at")],
 )
 
 answer_items = _table(
     "answer_items",
     "tenant item",
-    _required(tenant=TENANT, item=PLAIN, answer=PLAIN),
+    _required(tenant=TENANT, item=Plain(), answer=Plain()),
     [
         sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
         sa.Index("answer_items_of_answer", "tenant", "answer"),
@@ -298,12 +298,12 @@ alerts = _table(
     within=conversations,
 )
 
-policies = _table("policies", "name", _fields(records.PolicyRow, document=EXACT))
+policies = _table("policies", "name", _fields(records.PolicyRow, document=Exact()))
 
 audit = _table(
     "audit",
     "tenant seq",
-    _fields(AuditRow, request=REQUEST, facts=PACKED),
+    _fields(AuditRow, request=REQUEST, facts=Compressed()),
     [sa.Index("audit_of_conversation", "tenant", "conversation", "seq")],
     sqlite_with_rowid=False,
 )
@@ -311,7 +311,7 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, without="tenant", policy=PLAIN, models=LISTED, allow=LISTED),
+    _fields(records.KeyRow, without="tenant", policy=Plain(), models=Listed(), allow=Listed()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
@@ -319,9 +319,9 @@ key_use = _table(
     "key_use", "key", _required(key=sa.Text, begun=sa.Text, open=sa.Text, refused=sa.Integer, since=sa.BigInteger)
 )
 
-limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=PLAIN))
+limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=Plain()))
 
-calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=LISTED))
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=Plain(), recent=Listed()))
 
 # Which messages have a word, and no more: where it stands would take four times the room.
 FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.util import await_only
 
+from proxy.store.packing import Packed
+
 R = TypeVar("R")
 T = TypeVar("T")
 Content = Literal["full", "digest"]
@@ -129,7 +131,7 @@ class Transaction:
         self.scalars = connection.scalars
         self.full = full
         self.damage = damage
-        self.frames: dict[int, dict[str, list[bytes]]] = {}
+        self.frames: dict[int, dict[str, Packed]] = {}
 
     def execute(self, statement: sa.Executable | Upsert, values: Any = None) -> sa.CursorResult[*tuple[Any, ...]]:
         return self.connection.execute(self._written(statement), values)
