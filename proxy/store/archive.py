@@ -80,23 +80,19 @@ ADD_WITH_WORDS = Upsert(lambda insert: insert(WORDED).values(words=TO_WORDS).on_
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
-MATCH_SQLITE = (
-    sa.select(originals.c.id)
+MATCHING = {
+    "sqlite": sa.select(originals.c.id)
     .join(WORDS, WORDS.c.rowid == originals.c.id)
-    .where(sa.text("originals_fts MATCH :query"))
-    .order_by(originals.c.id.desc())
-)
+    .where(sa.text("originals_fts MATCH :query")),
+    "postgresql": sa.select(originals.c.id).where(sa.text("originals.words @@ plainto_tsquery('simple', :query)")),
+}
+"""The messages that have all words of a query, in any order."""
 SIGNS = frozenset({"So", "Sk"})
 OF_A_SIGN = "\ufe0e\ufe0f"
 """How an emoji is to be shown: some write it, some do not."""
 ACCENTS = re.compile("[\u0300-\u036f]+")
 CANDIDATES = 400
 BM25_K1, BM25_B = 1.2, 0.75
-MATCH_POSTGRESQL = (
-    sa.select(originals.c.id)
-    .where(sa.text("originals.words @@ websearch_to_tsquery('simple', :query)"))
-    .order_by(sa.text("ts_rank(originals.words, websearch_to_tsquery('simple', :query)) DESC"), originals.c.id.desc())
-)
 
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
@@ -120,38 +116,51 @@ def search(
     where = [owned(originals, tenant), sa.not_(originals.c.quarantined)]
     if conversation is not None:
         where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
-    rank = _ranked if tx.dialect == "sqlite" else _ranked_by_server
-    for operator in ("AND", "OR")[: min(len(terms) + len(signs), 2)]:
-        if found := rank(tx, terms, signs, operator, where, limit):
-            return found
+    phrases = [f" {_indexed(term)} " for term in terms]
+    for is_for_all in (True, False)[: min(len(terms) + len(signs), 2)]:
+        there = _candidates(tx, phrases, signs, where, is_for_all=is_for_all, most=max(limit, CANDIDATES))
+        if found := tx.aside(partial(_ranked, there, phrases, signs, is_for_all=is_for_all)):
+            return found[:limit]
     return []
 
 
-def _ranked(
+def _candidates(
     tx: Transaction,
-    terms: Sequence[str],
+    phrases: Sequence[str],
     signs: Sequence[str],
-    operator: str,
     where: Sequence[sa.ColumnElement[bool]],
-    limit: int,
+    *,
+    is_for_all: bool,
+    most: int,
 ) -> list[Original]:
-    """The best of the newest messages with the rarest of the words, by BM25 (S. Robertson, K. Spärck Jones 1994).
+    """The newest messages with all of the words, or with the rarest of them.
 
-    The index only knows which messages have a word: where and how often takes four times the room. ``signs`` it does
-    not know: they are looked for in the newest messages.
+    ``signs`` the index does not know: they are looked for in the newest messages.
     """
-    phrases = [f" {_folded(term)} " for term in terms]
-    asked = [" ".join(phrases)] if operator == "AND" else phrases
-    queries = [" AND ".join(f'"{word}"' for word in each.split()) for each in asked]
-    most = max(limit, CANDIDATES)
-    query = MATCH_SQLITE.where(*where).limit(most)
-    lists = sorted((list(tx.scalars(query, {"query": each})) for each in queries if each), key=len)
-    if signs and (operator == "OR" or not terms):
-        lists.append(_newest(tx, where, most))
+    newest = sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)
+    matching = MATCHING[tx.dialect].where(*where).order_by(originals.c.id.desc()).limit(most)
+    asked = [" ".join(phrases)] if is_for_all else phrases
+    lists = [list(tx.scalars(matching, {"query": _query(tx, each)})) for each in asked if each]
+    lists.sort(key=len)
+    if signs and not (is_for_all and phrases):
+        lists.append(list(tx.scalars(newest)))
     ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
     rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
-    there = [each for row in rows if (each := read_original(tx, row)) is not None]
-    texts = [f" {_folded(each.text)} " for each in there]
+    return [each for row in rows if (each := read_original(tx, row)) is not None]
+
+
+def _query(tx: Transaction, words: str) -> str:
+    return " AND ".join(f'"{word}"' for word in words.split()) if tx.dialect == "sqlite" else words
+
+
+def _ranked(
+    there: Sequence[Original], phrases: Sequence[str], signs: Sequence[str], *, is_for_all: bool
+) -> list[Original]:
+    """Those that have what is looked for, the best first, by BM25 (S. Robertson, K. Spärck Jones 1994).
+
+    The index only knows which messages have a word: where and how often takes four times the room.
+    """
+    texts = [f" {_indexed(each.text)} " for each in there]
     counts = [
         [*(text.count(phrase) for phrase in phrases), *(original.text.count(sign) for sign in signs)]
         for original, text in zip(there, texts, strict=True)
@@ -161,13 +170,9 @@ def _ranked(
     scored = [
         (sum(map(mul, weights, (_saturated(n, len(text) / mean) for n in each))), original)
         for original, text, each in zip(there, texts, counts, strict=True)
-        if (all if operator == "AND" else any)(each)
+        if (all if is_for_all else any)(each)
     ]
-    return [original for _, original in sorted(scored, key=lambda each: -each[0])[:limit]]
-
-
-def _newest(tx: Transaction, where: Sequence[sa.ColumnElement[bool]], most: int) -> list[int]:
-    return list(tx.scalars(sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)))
+    return [original for _, original in sorted(scored, key=lambda each: -each[0])]
 
 
 def _weight(having: int, all_: int) -> float:
@@ -178,36 +183,12 @@ def _saturated(count: int, length: float) -> float:
     return count * (BM25_K1 + 1) / (count + BM25_K1 * (1 - BM25_B + BM25_B * length))
 
 
-def _folded(text: str) -> str:
-    """The words of a text as they are indexed in SQLite, whose tokenizer tells words by ASCII alone; no accents."""
-    said = _indexed(text)
+def _indexed(text: str) -> str:
+    """The words of a text as they are indexed, without accents: SQLite's tokenizer tells words by ASCII alone."""
+    said = " ".join(words(text))
     if said.isascii():
         return said
     return normalize("NFC", ACCENTS.sub("", normalize("NFD", said)))
-
-
-def _ranked_by_server(
-    tx: Transaction,
-    terms: Sequence[str],
-    signs: Sequence[str],
-    operator: str,
-    where: Sequence[sa.ColumnElement[bool]],
-    limit: int,
-) -> list[Original]:
-    quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
-    most = max(limit, CANDIDATES) if signs else limit
-    query = MATCH_POSTGRESQL.where(*where).limit(most)
-    asked = (" or " if operator == "OR" else " ").join(quoted)
-    matching = list(tx.scalars(query, {"query": asked})) if quoted else []
-    newest = _newest(tx, where, most) if signs and (operator == "OR" or not terms) else []
-    best = list(dict.fromkeys((*matching, *newest)))
-    rows = {row.id: row for row in tx.execute(sa.select(originals).where(*where, originals.c.id.in_(best))).all()}
-    there = [(key, each) for key in best if (each := read_original(tx, rows[key])) is not None]
-    if not signs:
-        return [each for _, each in there]
-    has = all if operator == "AND" else any
-    known = set(matching) if operator == "OR" else set()
-    return [each for key, each in there if key in known or has(sign in each.text for sign in signs)][:limit]
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
@@ -433,13 +414,9 @@ def _index(tx: Transaction, statement: str, rows: Iterable[sa.Row[*tuple[Any, ..
         if row.frame is not None:
             with suppress(Damaged):
                 text = message_of(tx, row)[1]
-                found.append((row.id, text if text.isascii() else _folded(text)))  # SQLite folds ASCII itself
+                found.append((row.id, text if text.isascii() else _indexed(text)))  # SQLite folds ASCII itself
     if found:
         tx.connection.exec_driver_sql(statement, found)
-
-
-def _indexed(text: str) -> str:
-    return " ".join(words(text))
 
 
 def _phrases(word: str) -> list[str]:
