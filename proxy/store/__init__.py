@@ -40,7 +40,6 @@ from proxy.store.records import (
     RelayedRow,
     StaleVersion,
     StoreError,
-    UsageRow,
 )
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import SqliteDatabase
@@ -187,6 +186,7 @@ class Store:
     beside = reading(exchanges.beside)
     fullest = reading(conversations_.fullest)
     dearest = reading(exchanges.dearest)
+    usage = reading(exchanges.usage)
     passed = reading(exchanges.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
@@ -301,13 +301,6 @@ class Store:
             if self._database.writable and await self._read(archive.waits_for_index):
                 await self._index()
             return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
-
-    async def usage(self, tenant: str | None, *, since: float, by: exchanges.By | None = None) -> list[UsageRow]:
-        """What requests took from the day (UTC) of ``since`` on, by key and ``by`` group; the most tokens first."""
-        rows: list[UsageRow] = []
-        for day in await self._read(lambda tx: exchanges.days(tx, since)):
-            rows += await self._read(partial(exchanges.used, tenant=tenant, day=day, by=by))
-        return exchanges.added_up(rows)
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
         found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))

@@ -1,15 +1,14 @@
 """Requests that went through: written in batches after their answers, with the chain ends that the next is known by.
 
 And what they add up to: which key's requests took how many tokens and dollars, by model, policy, day or conversation.
-That is added up day by day as requests are stored: nobody waits for a sum over all of them.
+That is added up by day as requests are stored.
 """
 
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import groupby, pairwise, starmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -142,42 +141,26 @@ def day_of(at: float) -> float:
     return DAY * math.floor(at / DAY)
 
 
-def days(tx: Transaction, since: float) -> list[float]:
-    """When each day (UTC) began from that of ``since`` on, as far as there is usage in them."""
-    ends = [tx.scalar(sa.select(end(usage_days.c.at))) for end in (sa.func.min, sa.func.max)]
-    if ends[0] is None or ends[1] is None:
-        return []
-    first = max(int(ends[0] // DAY), int(since // DAY))
-    return [DAY * number for number in range(first, int(ends[1] // DAY) + 1)]
-
-
-def used(tx: Transaction, tenant: str | None, *, day: float, by: By | None) -> list[UsageRow]:
-    """What the requests of a day took, of a tenant or with None of each.
+def usage(tx: Transaction, tenant: str | None, *, since: float, by: By | None = None) -> list[UsageRow]:
+    """What requests took from the day (UTC) of ``since`` on, of a tenant or with None of each; the most tokens first.
 
     A conversation that was deleted is counted as before, without a name. Tokens are those of requests that were
     answered with a status below 400; of what was only relayed those that were reported.
     """
-    found = tx.execute(_usage_query(by, is_of_one=tenant is not None), {"day": day, "of_tenant": tenant}).all()
-    if by == "day":
-        return [UsageRow(owner, _day(int(day // DAY)), *figures) for owner, _, *figures in found]
-    return [*starmap(UsageRow, found)]
-
-
-@cache  # building a query takes longer than the database needs for a day of it
-def _usage_query(by: By | None, *, is_of_one: bool) -> sa.Select[Any]:
-    part = None if by is None or by == "day" else usage_days.c[by]
-    shown = (sa.null() if part is None else part).label("part")
-    query = sa.select(usage_days.c.tenant, shown, *_numbers(UsageRow, _sums(usage_days)))
-    query = query.where(usage_days.c.at == sa.bindparam("day"))
-    if is_of_one:
-        query = query.where(of(usage_days, "tenant"))
-    query = query.group_by(*([usage_days.c.tenant] if part is None else [usage_days.c.tenant, part]))
+    d = usage_days.c
+    part = d.at if by == "day" else sa.null() if by is None else d[by]
+    query = sa.select(d.tenant, part.label("part"), *_numbers(UsageRow, _sums(usage_days)))
+    query = query.where(d.at >= day_of(since), owned(usage_days, tenant))
+    query = query.group_by(d.tenant, *([] if by is None else [part]))
     if by == "conversation":  # the name of each is looked up once, not for each request
         each = query.subquery()
         mine = sa.and_(conversations.c.tenant == each.c.tenant, conversations.c.id == each.c.part)
         columns = [conversations.c.name.label("part") if c.name == "part" else c for c in each.c]
         query = sa.select(*columns).outerjoin_from(each, conversations, mine)
-    return query
+    found = [UsageRow(*row) for row in tx.execute(query)]
+    if by == "day":
+        found = [msgspec.structs.replace(row, group=_day(row.group)) for row in found]
+    return sorted(found, key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
 
 
 def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
@@ -185,19 +168,6 @@ def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
     given = {"of_tenant": tenant, "of_conversation": conversation}
     tx.execute(ADD_UP_WITHOUT, given)
     tx.execute(FORGET_WHOSE, given)
-
-
-def added_up(rows: Iterable[UsageRow]) -> list[UsageRow]:
-    sums: dict[tuple[str, str | None], UsageRow] = {}
-    for row in rows:
-        key = (row.tenant, row.group)
-        if (known := sums.get(key)) is not None:
-            counts: dict[str, Any] = {name: getattr(known, name) + getattr(row, name) for name in ADDED}
-            row = msgspec.structs.replace(
-                known, **counts, first=min(known.first, row.first), last=max(known.last, row.last)
-            )
-        sums[key] = row
-    return sorted(sums.values(), key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
 
 
 def _new(tx: Transaction, rows: Sequence[Stored], *, known: sa.Select[Any]) -> list[Stored]:
@@ -333,12 +303,11 @@ ADD_UP_WITHOUT = _adding(_without_conversation)
 FORGET_WHOSE = sa.delete(usage_days).where(of(usage_days, "tenant", "conversation"))
 
 
-def _day(number: int) -> str:
-    return dt.datetime.fromtimestamp(DAY * number, tz=dt.UTC).strftime("%Y-%m-%d")
+def _day(at: Any) -> str:
+    return dt.datetime.fromtimestamp(at, tz=dt.UTC).strftime("%Y-%m-%d")
 
 
 NEWEST = 5_000
-STEPS_APART = 400  # at most: to group, SQLite sorts all rows, which takes as long as to add them up
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -416,14 +385,9 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(sa.func.min(number), *_numbers(Figures, counted)).where(owned(exchanges, tenant))
-    query = query.where(x.at >= sa.bindparam("since"), x.at < sa.bindparam("until"))
-    newest = tx.scalar(sa.select(sa.func.max(x.at))) or since
-    ends = [since, *(step * n for n in range(int(since // step) + 1, int(newest // step) + 1)), math.inf]
-    if tx.dialect != "sqlite" or len(ends) > STEPS_APART:
-        ends, query = [since, math.inf], query.group_by(number).order_by(number)
-    rows = [row for begin, end in pairwise(ends) for row in tx.execute(query, {"since": begin, "until": end}).all()]
-    return [Figures(step * at, *sums) for at, *sums in rows if at is not None]
+    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since, owned(exchanges, tenant))
+    rows = tx.execute(query.group_by(number).order_by(number))
+    return [Figures(step * at, *sums) for at, *sums in rows]
 
 
 def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:

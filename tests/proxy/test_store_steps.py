@@ -21,8 +21,8 @@ ASKED: dict[str, Callable[[Transaction], Any]] = {
     "overheads": partial(exchanges.overheads, tenant="tenant-a", since=SINCE),
     "dearest": partial(exchanges.dearest, tenant="tenant-a", since=SINCE, limit=5),
     "passed": partial(exchanges.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(exchanges.used, tenant="tenant-a", day=exchanges.day_of(SINCE), by=None),
-    "usage by conversation": partial(exchanges.used, tenant="tenant-a", day=exchanges.day_of(SINCE), by="conversation"),
+    "usage": partial(exchanges.usage, tenant="tenant-a", since=SINCE),
+    "usage by conversation": partial(exchanges.usage, tenant="tenant-a", since=SINCE, by="conversation"),
 }
 
 
