@@ -92,7 +92,8 @@ OF_A_SIGN = "\ufe0e\ufe0f"
 """How an emoji is to be shown: some write it, some do not."""
 ACCENTS = re.compile("[\u0300-\u036f]+")
 CANDIDATES = 400
-BM25_K1, BM25_B = 1.2, 0.75
+BM25_K1 = 1.2
+BM25_B = 0.75
 
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
@@ -208,7 +209,8 @@ def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Se
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
 
 
-LIKE, STANDS_OUT = 0.45, 3.5
+LIKE = 0.45
+STANDS_OUT = 3.5
 """The cosine from which on a text is alike; or how many standard deviations it has above all others of its
 conversation, since models differ in what they give to texts that have nothing in common."""
 
@@ -273,7 +275,8 @@ def index_some(tx: Transaction) -> bool:
     Those that share a frame go together, so that each is unpacked once.
     """
     start: int = tx.execute(sa.select(INDEXED)).scalar_one()
-    some, size = list[sa.Row[*tuple[Any, ...]]](), 0
+    some: list[sa.Row[*tuple[Any, ...]]] = []
+    size = 0
     with tx.execute(WAITING, {"start": start}) as waiting:
         for row in waiting:
             is_apart = row.frame is None or not some or row.frame != some[-1].frame

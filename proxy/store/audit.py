@@ -252,7 +252,8 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
 
 
 def _over(refusal: Mapping[str, object]) -> dict[str, object]:
-    used, cap = refusal.get("used"), refusal.get("cap")
+    used = refusal.get("used")
+    cap = refusal.get("cap")
     excess = used - cap if isinstance(used, int) and isinstance(cap, int) else None
     facts = {"component": refusal.get("bucket"), "current": used, "limit": cap, "excess": excess}
     return {"kind": "hard_violation", "allowed": False, "reason": "over_its_cap", **facts}

@@ -76,13 +76,15 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
 
     ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
     """
-    stop, size = len(chain), FIRST_LOOK
+    stop = len(chain)
+    size = FIRST_LOOK
     while stop > 0:
         start = max(0, stop - size)
         match = _look(tx, tenant, chain[start:stop])
         if match is not None:
             return _branch(tx, _row(tx, tenant, match.branch), length=match.length)
-        stop, size = start, LATER_LOOKS
+        stop = start
+        size = LATER_LOOKS
     return None
 
 
@@ -191,7 +193,8 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
 
 def take_back(tx: Transaction, branch: Branch, length: int, at: float, *, window: int) -> Branch | None:
     """The branch without what was decided for a window on its requests of more than so many messages."""
-    tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
+    tenant = branch.tenant
+    head = _row(tx, tenant, branch.branch)
     if head is None or head.version != branch.version:
         raise _stale(head)
     gone = set[int]()
@@ -216,7 +219,9 @@ def _undo(
     windows: Sequence[int] = (),
     **new: Any,
 ) -> int:
-    tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
+    tenant = home[0]
+    version = int(head.version) + 1
+    undone = sorted({*read_spans(head.undone), *spans})
     while len(undone) > MAX_UNDONE:  # least is lost between those that are nearest to each other, of these the oldest
         n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
         undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]
@@ -317,7 +322,8 @@ def _stale(row: sa.Row[*tuple[Any, ...]] | None) -> StaleVersion:
 def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:
     if row is None:
         return None
-    tenant, is_touched = row.tenant, row.version > 0
+    tenant = row.tenant
+    is_touched = row.version > 0
     body, saved = memory.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
     prepared = None if row.prepared is None else _read_prepared(row.prepared)
     if row.prepared is not None and prepared is None:

@@ -6,7 +6,8 @@ a caller that is cancelled leaves a whole transaction or none.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,9 +89,13 @@ class Database:
         return sum(engine.pool.checkedout() for engine in {self._reader, self._writer} if engine is not None)  # type: ignore[attr-defined]
 
     async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
+        return await self._finish(partial(self._transact, engine, work))
+
+    async def _finish(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of what goes on to its end once it has begun, even where its caller is cancelled."""
         if self._is_closed:
             raise StoreUnavailable("the store is closed", reason="closed")
-        task = asyncio.create_task(self._transact(engine, work))
+        task = asyncio.create_task(work())
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
@@ -99,6 +104,9 @@ class Database:
             if task not in self._begun:  # it waits for its turn: nobody needs it any more
                 task.cancel()
             raise
+
+    def _begin(self) -> None:
+        self._begun.add(asyncio.current_task())
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
@@ -111,7 +119,7 @@ class Database:
         while True:
             try:
                 async with engine.connect() as connection:
-                    self._begun.add(asyncio.current_task())
+                    self._begin()
                     return await connection.run_sync(self._whole, work)
             except StoreError:
                 raise

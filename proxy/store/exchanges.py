@@ -203,7 +203,8 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
     home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
     given = []
     for (tenant, branch), its in _grouped(rows, lambda row: (row.tenant, row.branch)):
-        last, trends = its[-1], [row.trend for row in reversed(its) if row.trend is not None]
+        last = its[-1]
+        trends = [row.trend for row in reversed(its) if row.trend is not None]
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
         own: dict[str, Any] = {"tenant": tenant, "branch": branch, "conversation": home[last.id], "parent": last.parent}
         own |= {"version": 0, "longest": max(row.length for row in its), "created": last.at, "updated": last.at}
@@ -216,7 +217,8 @@ def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> d
 def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
     given = []
     for (_, conversation), its in _grouped(rows, lambda row: (row.tenant, home[row.id])):
-        last, parents = its[-1], (row.parent_conversation for row in its if row.parent_conversation is not None)
+        last = its[-1]
+        parents = (row.parent_conversation for row in its if row.parent_conversation is not None)
         states = [row.health.health for row in its if row.health is not None]
         own = {"id": conversation, "created": last.at, "updated": last.at, "requests": len(its)}
         own |= {"parent": next(parents, None), "health": states[-1].to_json() if states else None}
@@ -320,7 +322,9 @@ class Beside(msgspec.Struct, frozen=True):
 
 
 def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
-    x, took, found = exchanges.c, _sums(exchanges), dict[tuple[str, str], Beside]()
+    x = exchanges.c
+    took = _sums(exchanges)
+    found: dict[tuple[str, str], Beside] = {}
     for some in chunks(keys):
         ids = [conversation for _, conversation in some]
         newest = sa.func.max(x.at).label("newest")

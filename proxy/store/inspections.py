@@ -100,8 +100,8 @@ class KeptArrays(NamedTuple):
         said = json.loads(self.told)
         client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
         sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
-        pruned, tools = tuple(said["pruned"]), said["tools"]
-        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+        pruned = tuple(said["pruned"])
+        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=said["tools"], bodies={})
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
@@ -134,7 +134,8 @@ def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
 
 def refs_of(given: Iterable[KeptArrays]) -> set[str]:
     """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
-    pins, texts = set[bytes](), set[str]()
+    pins: set[bytes] = set()
+    texts: set[str] = set()
     for each, fresh in _fresh(given):
         pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
         texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
@@ -181,7 +182,8 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     for newer, arrays in enumerate(reversed(kept)):
         if arrays.request == request:
             with suppress(*BROKEN):
-                found, needed = arrays.inspected(), refs_of([arrays])
+                found = arrays.inspected()
+                needed = refs_of([arrays])
                 return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
             tx.damage("inspected", conversation.tenant, request)
     return told, None
@@ -425,5 +427,5 @@ def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any
     if original.frame is not None and not original.quarantined:
         with suppress(Damaged):
             text = message_of(tx, original)[1][:EXCERPT]
-    tokens, at = row.tokens or original.tokens, row.at or original.at
-    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=at)
+    tokens = row.tokens or original.tokens
+    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=row.at or original.at)

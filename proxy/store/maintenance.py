@@ -54,7 +54,9 @@ OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant", "failed"})
-SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
+SIZE = "size:"
+HOUR = 3600
+HOURS_KEPT = 31 * 24
 KEEP_SIZE = keep_last(meta, "number")
 
 
@@ -63,7 +65,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
 
     Digests are hex, JSON columns are read, the bodies of originals are in base64.
     """
-    tenant, its_id = conversation.tenant, conversation.id
+    tenant = conversation.tenant
+    its_id = conversation.id
     mine = owned(branches, tenant, conversation=its_id)
     own = sa.select(branches.c.branch).where(mine)
     itself = sa.select(conversations).where(owned(conversations, tenant, id=its_id))

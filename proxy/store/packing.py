@@ -206,4 +206,7 @@ class Id(sa.types.TypeDecorator[str]):
         return self.prefix + value.hex() if isinstance(value, bytes) else value
 
 
-TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
+TENANT = Id()
+CONVERSATION = Id("conv-")
+BRANCH = Id("br-")
+REQUEST = Id("req_")

@@ -335,6 +335,10 @@ class ProviderIdsRow(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+Row = ExchangeRow | RelayedRow | AnswerRow | ProviderIdsRow | Arrival
+"""What is recorded after an answer."""
+
+
 class UsageRow(msgspec.Struct, frozen=True):
     """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
 

@@ -68,7 +68,7 @@ class SqliteDatabase(Database):
         self._deadline = 0.0
         self._waits = 0
         if writer is not None and path is not None:
-            event.listen(writer.sync_engine, "begin", self._begin)
+            event.listen(writer.sync_engine, "begin", self._begin_immediate)
 
     @classmethod
     async def open(cls, name: str | None, *, read_only: bool, patience: float) -> "SqliteDatabase":
@@ -107,15 +107,17 @@ class SqliteDatabase(Database):
     async def checkpoint(self) -> bool:
         if self._writer is None or self._path is None:
             return False
-        ((busy, *_),) = await self._raw("PRAGMA wal_checkpoint(TRUNCATE)")
+        run = partial(self._without_transaction, self._writer)
+        ((busy, *_),) = await self._finish(partial(run, "PRAGMA wal_checkpoint(TRUNCATE)"))
         return bool(busy == 0)
 
     async def shrink(self) -> bool:
         if self._writer is None or self._path is None:
             return False
-        ((before,),) = await self._raw("PRAGMA freelist_count")
-        await self._raw(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
-        ((after,),) = await self._raw("PRAGMA freelist_count")
+        run = partial(self._without_transaction, self._writer)
+        ((before,),) = await self._finish(partial(run, "PRAGMA freelist_count"))
+        await self._finish(partial(run, f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})"))
+        ((after,),) = await self._finish(partial(run, "PRAGMA freelist_count"))
         return bool(0 < after < before)
 
     async def backup(self, path: Path) -> None:
@@ -137,13 +139,11 @@ class SqliteDatabase(Database):
         async with self._locked():
             return await super()._transact(engine, work)
 
-    async def _raw(self, statement: str) -> list[Any]:
-        """The rows of a statement that no transaction may run."""
-        if self._writer is None or self._is_closed:
-            raise StoreUnavailable("the store is closed", reason="closed")
+    async def _without_transaction(self, writer: AsyncEngine, statement: str) -> list[Any]:
         async with self._locked():
+            self._begin()
             try:
-                async with self._writer.connect() as connection:
+                async with writer.connect() as connection:
                     driver: Any = (await connection.get_raw_connection()).driver_connection
                     return list(await driver.execute_fetchall(statement))
             except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -180,7 +180,7 @@ class SqliteDatabase(Database):
                 return False
         return True
 
-    def _begin(self, connection: sa.Connection) -> None:
+    def _begin_immediate(self, connection: sa.Connection) -> None:
         left = max(1, round(STEPS * (self._deadline - _now()) / self._patience))
         waits = int(1000 * self._patience * left / STEPS)
         if waits != self._waits:  # in few steps, so that it is hardly ever set: most wait for nobody

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -54,8 +53,9 @@ def overwriting(
         statement = insert(table)
         if taken is not None:
             statement = statement.from_select(list(table.c.keys()), taken(statement.stringify_dialect))
-        key, new = list(table.primary_key.columns), statement.excluded
-        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=changes(new, table.c))
+        key = list(table.primary_key.columns)
+        values = changes(statement.excluded, table.c)
+        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=values)
         return overwritten
 
     return Upsert(made)
@@ -100,19 +100,12 @@ def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    keys, values = _taking(table, record.__class__)
-    return {**dict(zip(keys, values(record), strict=True)), **more}
+    return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
 
 
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
     return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
-
-
-@lru_cache(maxsize=64)
-def _taking(table: sa.Table, kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[Any]]]:
-    keys = tuple(key for key, _ in _shared(table, kind))
-    return keys, attrgetter(*keys)
 
 
 @lru_cache(maxsize=64)
