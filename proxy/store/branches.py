@@ -14,14 +14,14 @@ import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import EVERY_WINDOW, ConversationState, Prepared, Trend
-from proxy.store import ledger, memory
+from proxy.store import checkpoints, ledger
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change
 from proxy.store.chain import AuditEvent, AuditType, digest_of
+from proxy.store.checkpoints import Spans, is_undone, newest_row, read_spans
 from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
-from proxy.store.memory import Spans, is_undone, newest_row, read_spans
 from proxy.store.packing import Exact
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits
@@ -117,7 +117,7 @@ def commit(tx: Transaction, change: Change) -> int:
     ledger.add_edits(tx, change.tenant, change.branch, change.window, version, change.edits)
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
-        memory.add_checkpoint(tx, change, version=version)
+        checkpoints.add_checkpoint(tx, change, version=version)
     ledger.add_evictions(tx, change, version=version)
     add_originals(tx, change)
     append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
@@ -233,14 +233,14 @@ def _undo(
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans, windows)
     if state is not None:
-        memory.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
+        checkpoints.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
     return version
 
 
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
     conversation = one(tx, tenant, name_or_id)
-    found = None if conversation is None else memory.latest(tx, conversation)
+    found = None if conversation is None else checkpoints.latest(tx, conversation)
     return None if conversation is None or found is None else (conversation, found)
 
 
@@ -285,7 +285,7 @@ def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
     undone = read_spans(old.undone)
     row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
     if row is not None:
-        memory.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
+        checkpoints.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
 
 
 def _open_branch(
@@ -324,7 +324,7 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         return None
     tenant = row.tenant
     is_touched = row.version > 0
-    body, saved = memory.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    body, saved = checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
     prepared = None if row.prepared is None else _read_prepared(row.prepared)
     if row.prepared is not None and prepared is None:
         tx.damage("prepared", tenant, row.branch)

@@ -1,4 +1,4 @@
-"""What a conversation has for whoever looks into it: the arrays of its newest requests, and what was removed from it.
+"""What a conversation has for whoever looks into it: the arrays of its newest requests.
 
 Arrays are kept as references, all of a conversation's in one row. What a message says is in the archive, or once in a
 bundle: the new messages of a batch of requests are one. Where there are a few small bundles, or a batch has removed
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, EditKind, PlannedMessage
+from policies.ledger import PlannedMessage
 from policies.messages import PIN_SIZE
-from proxy.store.archive import IS_WHOLE, message_of, originals_with
-from proxy.store.ledger import Batched, cuts_of, key_of, load_batches, load_cuts, newest_branch
+from proxy.store.archive import IS_WHOLE, originals_with
+from proxy.store.ledger import cuts_of, key_of, load_cuts
 from proxy.store.packing import Damaged, exact_bytes, pack, unpack
-from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
-from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
-from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, owned, recorded
+from proxy.store.records import ConversationRow, ExchangeRow, Inspection
+from proxy.store.schema import conversations, cuts, exchanges, inspected, inspected_parts, originals
+from proxy.store.transaction import Rows, Transaction, among, keep_last, of, owned, recorded
 
 Home = tuple[str, str]
 RECORD_FORM = f"{PIN_SIZE}sHI"
@@ -335,97 +335,3 @@ def _plain(kept: KeptArrays) -> dict[str, Any]:
         arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
     return {}
-
-
-EXCERPT = 2000
-Placed = tuple[RemovedRow, int]
-
-
-def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    query = sa.select(cuts.c.covered).where(owned(cuts, tenant, ref=ref))
-    found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
-    return originals_with(tx, tenant, json.loads(found)) if found else []
-
-
-def removed(
-    tx: Transaction, conversation: ConversationRow, *, after: str | None = None, limit: int = 500
-) -> list[RemovedRow]:
-    """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none of their refs."""
-    gone = _gone(tx, conversation)
-    # By batch, then by place: the clock may have been wrong.
-    rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
-    if after is not None:
-        places = [place for place, row in enumerate(rows) if row.ref == after]
-        if not places:
-            raise KeyError(after)
-        rows = rows[places[0] + 1 :]
-    rows = rows[:limit]
-    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
-    for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(owned(originals, conversation.tenant, ref=refs))
-        known_originals |= {row.ref: row for row in tx.execute(query)}
-    return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
-
-
-def count_removed(tx: Transaction, conversation: ConversationRow) -> int:
-    """How many messages are out of the newest branch's window."""
-    return len(_gone(tx, conversation))
-
-
-def _gone(tx: Transaction, conversation: ConversationRow) -> dict[str, tuple[RemovedRow, int]]:
-    """What is out of the newest branch's window by its ref, with its place in its batch."""
-    branch = newest_branch(tx, conversation)
-    if branch is None:
-        return {}
-    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
-    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
-    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
-    return gone
-
-
-def _edited(
-    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = tx.execute(sa.select(evictions).where(owned(evictions, tenant, branch=branch)))
-    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
-    gone: dict[str, Placed] = {}
-    for _, batch, position, edit in batches:
-        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
-            continue
-        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
-        fact = facts.get((batch, *edit.key))
-        if fact is not None:
-            row = msgspec.structs.replace(
-                row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after
-            )
-        gone[edit.ref] = (row, position)
-    return gone
-
-
-def _covered(
-    tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = cuts_of(tx, conversation).items()
-    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
-    newest = {each.window: each for each in made}.values()
-    inside = {ref for each in newest for ref in each.covered}
-    gone: dict[str, Placed] = {}
-    for each in made:
-        for place, ref in enumerate(each.covered):
-            if ref in inside and ref not in gone:
-                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
-                gone[ref] = (row, place)
-    return gone
-
-
-def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
-    if original is None:
-        return row
-    text = ""
-    if original.frame is not None and not original.quarantined:
-        with suppress(Damaged):
-            text = message_of(tx, original)[1][:EXCERPT]
-    tokens = row.tokens or original.tokens
-    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=row.at or original.at)

@@ -9,11 +9,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store import inspections, memory
+from proxy.store import answers as answers_
+from proxy.store import checkpoints as checkpoints_
+from proxy.store import inspections
 from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
-from proxy.store.exchanges import keep_usage
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -37,6 +38,7 @@ from proxy.store.schema import (
     summaries,
 )
 from proxy.store.transaction import Rows, Transaction, keep_last, owned
+from proxy.store.usage import keep_usage
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
@@ -82,11 +84,11 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for table in OF_BRANCHES:
         query = sa.select(table).where(owned(table, tenant, branch=own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
-    bodies = {(each.branch, each.version): each.body for each in memory.listed(tx, conversation)}
+    bodies = {(each.branch, each.version): each.body for each in checkpoints_.listed(tx, conversation)}
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
-    found["answers"] = memory.answers_of(tx, conversation)
+    found["answers"] = answers_.answers_of(tx, conversation)
     told = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
     found["audit"] = _rows(tx, told.order_by(audit.c.seq))
     refs = sa.select(removed.c.ref).where(owned(removed, tenant, branch=own))

@@ -16,9 +16,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 
-from proxy.store import archive, branches, configuration, exchanges, inspections, key_use, ledger, maintenance, memory
+from proxy.store import answers as answers_
+from proxy.store import archive, branches, configuration, exchanges, inspections, key_use, ledger, maintenance
 from proxy.store import audit as audit_
+from proxy.store import checkpoints as checkpoints_
 from proxy.store import conversations as conversations_
+from proxy.store import notes as notes_
+from proxy.store import removed as removed_
+from proxy.store import usage as usage_
 from proxy.store.engine import Database
 from proxy.store.records import Arrival, ConversationRow, ExchangeRow, Original, Row, StoreError, StoreUnavailable
 from proxy.store.schema import HEAD, usage_days
@@ -152,40 +157,40 @@ class Store:
 
     conversations = reading(conversations_.listed)
     conversation = reading(conversations_.one)
-    figures = reading(exchanges.figures)
-    overheads = reading(exchanges.overheads)
-    beside = reading(exchanges.beside)
+    figures = reading(usage_.figures)
+    overheads = reading(usage_.overheads)
+    beside = reading(usage_.beside)
     fullest = reading(conversations_.fullest)
-    dearest = reading(exchanges.dearest)
-    usage = reading(exchanges.usage)
-    passed = reading(exchanges.passed)
+    dearest = reading(usage_.dearest)
+    usage = reading(usage_.usage)
+    passed = reading(usage_.passed)
     close_conversation = writing(conversations_.close_conversation)
     export = reading(maintenance.export)
 
-    checkpoints = reading(memory.listed)
-    checkpoint_at = reading(memory.at_version)
+    checkpoints = reading(checkpoints_.listed)
+    checkpoint_at = reading(checkpoints_.at_version)
     latest_checkpoint = reading(branches.latest_checkpoint, "latest_checkpoint")
-    notes = reading(memory.all_notes, "notes")
-    add_notes = writing(memory.add_notes)
-    summary = reading(memory.summary, "summary")
-    keep_summary = writing(memory.keep_summary)
+    notes = reading(notes_.all_notes, "notes")
+    add_notes = writing(notes_.add_notes)
+    summary = reading(notes_.summary, "summary")
+    keep_summary = writing(notes_.keep_summary)
 
     original = reading(archive.original, "original")
-    covered = reading(inspections.covered, "covered")
+    covered = reading(removed_.covered, "covered")
     held = reading(archive.held)
     lacking_vectors = reading(archive.lacking_vectors)
     add_vectors = writing(archive.add_vectors)
     nearest = reading(archive.nearest)
-    removed = reading(inspections.removed)
-    count_removed = reading(inspections.count_removed)
+    removed = reading(removed_.removed)
+    count_removed = reading(removed_.count_removed)
     evictions = reading(ledger.listed)
     count_evictions = reading(ledger.count_evictions)
 
-    answers = reading(memory.answers_behind, "answers")
-    known_answers = reading(memory.known_answers, "known_answers")
-    answers_with = reading(memory.answers_with, "answers_with")
-    forget_answer = writing(memory.forget_answer)
-    own_provider_ids = reading(memory.own_provider_ids, "own_provider_ids")
+    answers = reading(answers_.answers_behind, "answers")
+    known_answers = reading(answers_.known_answers, "known_answers")
+    answers_with = reading(answers_.answers_with, "answers_with")
+    forget_answer = writing(answers_.forget_answer)
+    own_provider_ids = reading(answers_.own_provider_ids, "own_provider_ids")
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)

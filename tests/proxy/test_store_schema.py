@@ -21,16 +21,19 @@ from policies.ledger import Prepared
 from proxy.cli.db import db
 from proxy.store import (
     Store,
+    answers,
     archive,
     audit,
+    checkpoints,
     configuration,
     conversations,
     exchanges,
     ledger,
-    memory,
     migrations,
+    notes,
     schema,
     transaction,
+    usage,
 )
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase
@@ -251,7 +254,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 STATEMENTS = (
-    *(archive, audit, memory, configuration, conversations, exchanges, ledger),
+    *(answers, archive, audit, checkpoints, notes, configuration, conversations, exchanges, ledger, usage),
     transaction,
 )
 

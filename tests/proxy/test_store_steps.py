@@ -10,19 +10,19 @@ import msgspec
 import pytest
 from sqlalchemy.util import await_only
 
-from proxy.store import Store, conversations, exchanges
+from proxy.store import Store, conversations, exchanges, usage
 from proxy.store.conversations import Narrowing
 from proxy.store.transaction import Transaction
 from tests.proxy.store_rows import exchange, url
 
 NEW, SINCE, PER = 20, 1_000_000.0, 100
 ASKED: dict[str, Callable[[Transaction], Any]] = {
-    "figures": partial(exchanges.figures, tenant="tenant-a", since=SINCE, step=60.0),
-    "overheads": partial(exchanges.overheads, tenant="tenant-a", since=SINCE),
-    "dearest": partial(exchanges.dearest, tenant="tenant-a", since=SINCE, limit=5),
-    "passed": partial(exchanges.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(exchanges.usage, tenant="tenant-a", since=SINCE),
-    "usage by conversation": partial(exchanges.usage, tenant="tenant-a", since=SINCE, by="conversation"),
+    "figures": partial(usage.figures, tenant="tenant-a", since=SINCE, step=60.0),
+    "overheads": partial(usage.overheads, tenant="tenant-a", since=SINCE),
+    "dearest": partial(usage.dearest, tenant="tenant-a", since=SINCE, limit=5),
+    "passed": partial(usage.passed, tenant="tenant-a", since=SINCE, limit=12),
+    "usage": partial(usage.usage, tenant="tenant-a", since=SINCE),
+    "usage by conversation": partial(usage.usage, tenant="tenant-a", since=SINCE, by="conversation"),
 }
 
 
@@ -52,7 +52,7 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
     asked = {
         "timeline": partial(exchanges.timeline, conversation=row, limit=10),
         "of a policy": partial(conversations.listed, tenant="tenant-a", limit=10, only=Narrowing(policy="other")),
-        "beside": partial(exchanges.beside, keys=[(row.tenant, row.id)]),
+        "beside": partial(usage.beside, keys=[(row.tenant, row.id)]),
     }
     few = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
     await store.record([exchange(3 + n, at=2 * SINCE + n, conversation="busy") for n in range(2_000)])
