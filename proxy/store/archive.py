@@ -140,8 +140,8 @@ def _candidates(
     """
     newest = sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)
     matching = MATCHING[tx.dialect].where(*where).order_by(originals.c.id.desc()).limit(most)
-    asked = [" ".join(phrases)] if is_for_all else phrases
-    lists = [list(tx.scalars(matching, {"query": _query(tx, each)})) for each in asked if each]
+    queries = [" ".join(phrases)] if is_for_all else phrases
+    lists = [list(tx.scalars(matching, {"query": _query(tx, each)})) for each in queries if each]
     lists.sort(key=len)
     if signs and not (is_for_all and phrases):
         lists.append(list(tx.scalars(newest)))
@@ -220,12 +220,12 @@ def nearest(
 ) -> list[tuple[Original, float]]:
     """Originals of a conversation that are alike, the nearest first, each with its cosine."""
     mine = owned(vectors, tenant, model=model, ref=_held_by(tenant, conversation))
-    asked = array("f", _unit(wanted))
+    vector = array("f", _unit(wanted))
     cosines: dict[str, float] = {}
     for row in tx.execute(sa.select(vectors.c.ref, vectors.c.body).where(mine)):
         other = array("f", row.body)
-        if len(other) == len(asked):
-            cosines[row.ref] = sum(map(mul, asked, other))
+        if len(other) == len(vector):
+            cosines[row.ref] = sum(map(mul, vector, other))
     if not cosines:
         return []
     least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))

@@ -103,13 +103,13 @@ def commit(tx: Transaction, change: Change) -> int:
     if change.expected == 0:
         _open_branch(tx, change, version=0, at=change.at)
     own = {"of_tenant": change.tenant, "of_branch": change.branch}
-    told = {
+    changed = {
         "now": change.at,
         "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
         "done": change.cut is not None or bool(change.edits),
         "resumed_from": change.resumed if tx.full else None,
     }
-    advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
+    advanced = tx.execute(ADVANCE, own | changed | {"of_version": change.expected}).first()
     if advanced is None:
         raise _stale(_row(tx, change.tenant, change.branch))
     version = change.expected + 1
@@ -164,8 +164,8 @@ def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_
 
 
 def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
-    told = {} if failed is None else {"failed": failed or None}
-    _set(tx, tenant, branch, preparing=None, **told)
+    changed = {} if failed is None else {"failed": failed or None}
+    _set(tx, tenant, branch, preparing=None, **changed)
 
 
 def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float) -> bool:

@@ -33,9 +33,9 @@ NEWEST_BODY = sa.text(
 ).bindparams(*OF_BRANCH)
 CHECKPOINTS_OF_BRANCH = of(checkpoints, "tenant", "branch")
 VERSIONS_KEPT = 100
-"""Checkpoints of a conversation that stay beside the newest."""
+"""How many checkpoints of a branch are kept."""
 IN_A_ROW = 16
-"""So many checkpoints, at most, stand between two that are stored whole."""
+"""How many checkpoints, at most, are between two that are stored whole."""
 ONE = of(checkpoints, "tenant", "branch", "version")
 ONE_CHECKPOINT = sa.select(checkpoints).where(ONE)
 BASES = sa.select(checkpoints.c.version, checkpoints.c.base).where(CHECKPOINTS_OF_BRANCH)

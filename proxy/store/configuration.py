@@ -101,8 +101,8 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     hold_last(tx, OPERATOR)
     known: dict[tuple[str, object], object] = {}
     kinds = (AuditType.POLICY_CHANGE, AuditType.KEY_CHANGE)
-    told = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
-    for row in tx.execute(told.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
+    query = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
+    for row in tx.execute(query.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
         facts = json.loads(row.facts)
         known.setdefault(_subject(row.type, facts), facts)
     compared = [(each, harmless(each.facts)) for each in changes]

@@ -1,4 +1,4 @@
-"""A conversation as people list it, what stands beside it there, and its health: a state, the newest snapshots, and
+"""A conversation as people list it, and its health: a state, the newest snapshots, and
 alerts as episodes.
 """
 
@@ -94,7 +94,7 @@ def listed(
 ) -> list[ConversationRow]:
     """The tenant's conversations, or with None everybody's, the one used last first.
 
-    ``after`` leaves those behind one of which this is ``updated``, ``id`` and ``tenant``.
+    ``after`` leaves those that follow one of which this is ``updated``, ``id`` and ``tenant``.
     """
     query = only.of(listing_of(tenant))
     columns = conversations.c

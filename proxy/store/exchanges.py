@@ -97,8 +97,8 @@ def timeline(
     if since is not None:
         query = query.where(exchanges.c.at >= since)
     query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
-    told = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
-    return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(told)]
+    found = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
+    return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(found)]
 
 
 def _new(tx: Transaction, rows: Sequence[Stored], *, known: sa.Select[Any]) -> list[Stored]:

@@ -1,4 +1,4 @@
-"""What a conversation has for whoever looks into it: the arrays of its newest requests.
+"""What a conversation has for those who look into it: the arrays of its newest requests.
 
 Arrays are kept as references, all of a conversation's in one row. What a message says is in the archive, or once in a
 bundle: the new messages of a batch of requests are one. Where there are a few small bundles, or a batch has removed
@@ -80,7 +80,7 @@ def ref_of(text: str) -> str:
 class KeptArrays(NamedTuple):
     request: str
     at: float
-    told: bytes
+    facts: bytes
     records: bytes
 
     @classmethod
@@ -97,7 +97,7 @@ class KeptArrays(NamedTuple):
         return cls(request, at, _ENCODER.encode(said).encode(), records)
 
     def inspected(self) -> Inspected:
-        said = json.loads(self.told)
+        said = json.loads(self.facts)
         client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
         sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
         pruned = tuple(said["pruned"])
@@ -106,16 +106,16 @@ class KeptArrays(NamedTuple):
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
     """Each with its records from the first that is not the one before's."""
-    found = [(e.request, e.at, e.told, len(e.records) - len(fresh), fresh) for e, fresh in _fresh(given)]
+    found = [(e.request, e.at, e.facts, len(e.records) - len(fresh), fresh) for e, fresh in _fresh(given)]
     return pack(found, level=1)
 
 
 def unpack_arrays(packed: bytes) -> list[KeptArrays]:
     found = list[KeptArrays]()
     records = b""
-    for request, at, told, same, fresh in unpack(packed, list[tuple[str, float, bytes, int, bytes]]):
+    for request, at, facts, same, fresh in unpack(packed, list[tuple[str, float, bytes, int, bytes]]):
         records = records[:same] + fresh
-        found.append(KeptArrays(request, at, told, records))
+        found.append(KeptArrays(request, at, facts, records))
     return found
 
 
@@ -138,7 +138,7 @@ def refs_of(given: Iterable[KeptArrays]) -> set[str]:
     texts: set[str] = set()
     for each, fresh in _fresh(given):
         pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
-        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
+        texts.update([run[3] for run in json.loads(each.facts)["sent"] or () if len(run) == 4 and run[3] is not None])
     return {pin.hex() for pin in pins} | texts
 
 
@@ -175,7 +175,7 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     row = tx.execute(sa.select(exchanges).where(mine)).first()
     if row is None:
         raise KeyError(request)
-    told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
+    exchange = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
     home = (conversation.tenant, conversation.id)
     kept = _kept(tx, home)
     said = _read(tx, home, BODIES)
@@ -184,9 +184,9 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
             with suppress(*BROKEN):
                 found = arrays.inspected()
                 needed = refs_of([arrays])
-                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
+                return exchange, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
             tx.damage("inspected", conversation.tenant, request)
-    return told, None
+    return exchange, None
 
 
 def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:

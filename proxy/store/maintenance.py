@@ -89,8 +89,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
     found["answers"] = answers_.answers_of(tx, conversation)
-    told = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
-    found["audit"] = _rows(tx, told.order_by(audit.c.seq))
+    audited = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
+    found["audit"] = _rows(tx, audited.order_by(audit.c.seq))
     refs = sa.select(removed.c.ref).where(owned(removed, tenant, branch=own))
     query = sa.select(originals).where(owned(originals, tenant, ref=refs))
     found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]

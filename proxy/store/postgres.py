@@ -4,7 +4,7 @@ No statement is waited for longer than the store's timeout: the server ends it, 
 the connection is thrown away. Once the server is known not to answer, nothing waits for it: every transaction fails at
 once until a look at it, every moment in the background, finds it back.
 
-A URL is what the driver reads of it. What libpq knows beside that only tunes a connection and is left out: the driver
+A URL is what the driver reads of it. What else libpq knows only tunes a connection, and is left out: the driver
 would take it for a setting of the server, which then refuses the connection.
 """
 

@@ -323,7 +323,7 @@ limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=Plain())
 
 calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=Plain(), recent=Listed()))
 
-# Which messages have a word, and no more: where it stands would take four times the room.
+# Which messages have a word, and no more: its place would take four times the room.
 FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
 _WORDS = (
     "ALTER TABLE originals ADD COLUMN words tsvector",

@@ -151,7 +151,7 @@ class SqliteDatabase(Database):
 
     @asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
-        """The one who may write; whoever waits for others and for the file waits for ``patience`` seconds in all."""
+        """Hold the right to write, after waiting for it and for the file for ``patience`` seconds at most."""
         deadline = _now() + self._patience
         try:
             async with asyncio.timeout(self._patience):

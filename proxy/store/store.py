@@ -48,26 +48,26 @@ class _Arrivals:
     error: StoreError | None = None
 
 
-def reading(work: Work[P, T], told: str = "") -> Method[P, T]:
-    return _method(work, told, writes=False)
+def reading(work: Work[P, T], operation: str = "") -> Method[P, T]:
+    return _method(work, operation, writes=False)
 
 
-def writing(work: Work[P, T], told: str = "") -> Method[P, T]:
-    return _method(work, told, writes=True)
+def writing(work: Work[P, T], operation: str = "") -> Method[P, T]:
+    return _method(work, operation, writes=True)
 
 
-def _method(work: Work[P, T], told: str, *, writes: bool) -> Method[P, T]:
+def _method(work: Work[P, T], operation: str, *, writes: bool) -> Method[P, T]:
     @wraps(work)
     async def method(self: "Store", /, *args: P.args, **kwargs: P.kwargs) -> T:
         run = self._write if writes else self._read
-        with self.telling(told) if told else nullcontext():
+        with self.timed(operation) if operation else nullcontext():
             return await run(lambda tx: work(tx, *args, **kwargs))
 
     return method
 
 
 class Store:
-    """``took`` is told operations that requests wait for, and the seconds of each."""
+    """The store. ``took`` is called with each operation that requests wait for, and the seconds that it took."""
 
     schema = HEAD
     took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
@@ -99,7 +99,7 @@ class Store:
         statement_timeout: float | None = None,
         connections: int = CONNECTIONS,
     ) -> Self:
-        """The store behind an SQLAlchemy ``url``, its schema brought up to date.
+        """The store at an SQLAlchemy ``url``, its schema brought up to date.
 
         Args:
             url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql://…``.
@@ -133,7 +133,7 @@ class Store:
         return len(self._damaged)
 
     @contextmanager
-    def telling(self, name: str) -> Iterator[None]:
+    def timed(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
         try:
             yield
@@ -234,7 +234,7 @@ class Store:
         """The id of its conversation, once it is stored; those that come while others are stored go together."""
         mine = self._arrivals
         mine.rows.append(arrival)
-        with self.telling("arrive"):
+        with self.timed("arrive"):
             async with self._arriving:
                 if mine is self._arrivals:
                     self._arrivals = _Arrivals()
@@ -264,7 +264,7 @@ class Store:
         def work(tx: Transaction) -> tuple[Sequence[ExchangeRow], bool]:
             return exchanges.record(tx, rows, shared=self.shared), archive.waits_for_index(tx)
 
-        with self.telling("record"):
+        with self.timed("record"):
             stored, waits = await self._write(work)
             if waits:
                 await self._index(INDEXED_AT_ONCE)
@@ -273,7 +273,7 @@ class Store:
     async def search(
         self, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
     ) -> list[Original]:
-        with self.telling("search"):
+        with self.timed("search"):
             if self._database.writable and await self._read(archive.waits_for_index):
                 await self._index()
             return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))

@@ -29,7 +29,7 @@ AT_ONCE = 500
 
 
 class Upsert(dict[str, sa.Insert]):
-    """An INSERT for every dialect by name, made when it is asked for: the other dialect is imported by nobody."""
+    """An INSERT by the name of its dialect, made when it is used: the other dialect is not imported."""
 
     def __init__(self, make: Callable[[Callable[[sa.TableClause], Any]], sa.Insert]) -> None:
         super().__init__()

@@ -30,8 +30,8 @@ MAX_HELD = 32 << 20  # bytes of new messages in them
 class WriteBehindQueue:
     """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
 
-    ``stored`` is told each exchange that was new to the store, as it was stored; ``overtaken`` each change that waited
-    while another process made one in its place.
+    ``stored`` is called for each exchange that was new to the store, as it was stored; ``overtaken`` for each change
+    that waited while another process made one in its place.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WriteBehindQueue:
         task = self._task
         self._task = None
         if task is not None:
-            async with self._writing:  # the store ends what it has begun: nothing may be written beside it
+            async with self._writing:  # the store ends what it has begun: nothing else may be written meanwhile
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -132,7 +132,7 @@ class WriteBehindQueue:
             self._rows.extendleft(reversed(rows))
             self._held += weight
             raise
-        except Exception:  # a row that cannot be written at all must not stop those behind it
+        except Exception:  # a row that cannot be written at all must not stop those that follow
             log.exception("%d exchange rows were dropped: they cannot be written", len(rows))
             self._degraded("store")
             if not rows:
@@ -151,8 +151,8 @@ class WriteBehindQueue:
             nothing = msgspec.structs.replace(
                 change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=()
             )
-            told = of_change(change, conversation=change.conversation, version=None)
-            kept = msgspec.structs.replace(nothing, expected=stale.current, audited=change.audited or tuple(told))
+            events = of_change(change, conversation=change.conversation, version=None)
+            kept = msgspec.structs.replace(nothing, expected=stale.current, audited=change.audited or tuple(events))
             if kept.originals:  # anew where another process has been first once more
                 await self._commit(kept)
 
