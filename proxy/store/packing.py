@@ -58,18 +58,24 @@ def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread
     return zstandard.ZstdCompressor(level=level, dict_data=words)
 
 
+@lru_cache(maxsize=64)
+def _decompressor(_thread: int) -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=WORDS)
+
+
 def compress(said: bytes, *, level: int = LEVEL) -> bytes:
     """One frame; a long one without the words: with them zstd takes tables of its size, twice the time and room."""
     words = WORDS if len(said) < WITHOUT_WORDS else None
     return _compressor(level, words, threading.get_ident()).compress(said)
 
 
-def decompress(frame: bytes, words: zstandard.ZstdCompressionDict = WORDS) -> bytes:
-    """What was compressed. Raises :class:`Damaged`."""
+def decompress(frame: bytes, words: zstandard.ZstdCompressionDict | None = None) -> bytes:
+    """What was compressed, with these words in place of the usual ones. Raises :class:`Damaged`."""
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= MAX_SIZE:
             raise Damaged("the frame does not say its size")
-        return zstandard.ZstdDecompressor(dict_data=words).decompress(frame)
+        own = _decompressor(threading.get_ident()) if words is None else zstandard.ZstdDecompressor(dict_data=words)
+        return own.decompress(frame)
     except zstandard.ZstdError:
         raise Damaged("the frame is broken") from None
 
