@@ -1,1 +1,0 @@
-"""One file a revision, the oldest first by what each names as the one before."""
