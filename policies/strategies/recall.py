@@ -422,10 +422,12 @@ def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: s
 
 
 def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Passage) -> Sequence[tuple[int, int]]:
-    """The sentences of a passage that stand in what is shown, which is searched for those whose words are in it."""
-    if shown_words.isdisjoint(mark for mark in passage.marks if mark[0] not in "^~"):
-        return ()
-    return [(start, end) for start, end in passage.sentences if text[start:end] in shown]
+    """The sentences of a passage that are in what is shown, which is searched for those all of whose words it has."""
+    return [
+        (start, end)
+        for start, end in passage.sentences
+        if shown_words.issuperset(words_of(text[start:end])) and text[start:end] in shown
+    ]
 
 
 def _strength_of(sentences: Sequence[tuple[int, int]], text: str, terms: Sequence[_Term]) -> float:
