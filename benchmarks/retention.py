@@ -83,12 +83,13 @@ WEIGHTS: dict[str, Mapping[str, object]] = {
     "reused": {"REUSED": 0.0},
     "share": {"WHOLE": math.inf},
     "speaker": {"SPEAKERS": {}, "OTHER_SPEAKER": 1.0},
+    "taken-up": {"TAKEN_UP": 1.0},
     "telling": {"TELLING": 0.0},
     "used": {"USED": 1.0, "LIKE_USED": 1.0},
     "whole": {"BREATH": 0},
 }
 """Signals of the extract that ``--ablate`` switches off: by name constants of it, neutral."""
-TALK = ("answer", "brevity", "correction", "few", "field", "link", "listed", "material", "number", "picked")
+TALK = ("answer", "brevity", "correction", "few", "field", "link", "listed", "material", "number", "picked", "taken-up")
 WEIGHTS["talk"] = {key: neutral for name in (*TALK, "whole") for key, neutral in WEIGHTS[name].items()}
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "facts": ("facts", "d"),

@@ -29,7 +29,7 @@ from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
 SLACK = 8
-"""Tokens that a reference may take more than one of zeros, and a text more within a fence than by itself."""
+"""Tokens that a text may take more within a fence than by itself."""
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
 MIN_STEP = 200

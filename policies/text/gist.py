@@ -31,6 +31,7 @@ MAX_ARGUMENT_LEN = 60
 MAX_VALUE_LEN = 48
 KEY_ARGUMENTS = 2
 BETWEEN = 3
+"""Tokens between the end that is reported and what else is shown."""
 REPORTED = 6.0
 
 

@@ -63,23 +63,21 @@ class Step:
 
 def steps_of(sources: Sequence[Source]) -> list[Step]:
     """The steps in order; of those that are equal the newest, with their number."""
-    last: dict[tuple[str, str], tuple[int, int]] = {}
-    told: dict[int, tuple[str, tuple[str, ...]]] = {}
+    last: dict[tuple[str, str], tuple[int, int, tuple[str, ...]]] = {}
     for i, source in enumerate(sources):
         if not source.tool or not source.is_result:
             continue
         target, files = _target(source.tool, source.arguments)
-        told[i] = target, files
-        _, times = last.get((source.tool, target), (0, 0))
-        last[source.tool, target] = i, times + 1
+        _, times, _ = last.get((source.tool, target), (0, 0, ()))
+        last[source.tool, target] = i, times + 1, files
     steps = list[Step]()
-    for (tool, target), (i, times) in sorted(last.items(), key=lambda each: each[1][0]):
+    for (tool, target), (i, times, files) in sorted(last.items(), key=lambda each: each[1][0]):
         ended, said = outcome(sources[i].text)
         text = " ".join(f"{tool} {target}".split())
         if not target and not said:
             continue  # it would say no more than the tool's name
         again = f" ({times} times)" if times > 1 else ""
-        steps.append(Step(i, f"{text}{again}{f' → {said}' if said else ''}", said, told[i][1], ended))
+        steps.append(Step(i, f"{text}{again}{f' → {said}' if said else ''}", said, files, ended))
     return steps
 
 
