@@ -6,9 +6,7 @@ The main thread is sampled; what other threads used is shown beside it.
 """
 
 import argparse
-import signal
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,19 +31,18 @@ def profile(case: str, *, seconds: float, top: int, keep: Path | None, console: 
         with (
             companion("stub", name="direct", cores=cores.others, home=place) as stub,
             companion("load", name="load", cores=cores.others, home=place) as load,
-            weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, profile=out) as tested,
+            weir(
+                "weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, profile=("stacks", out)
+            ) as tested,
         ):
             job = {"name": "weir", "case": case, "connections": CONNECTIONS[case], "port": tested.port}
             load.ask({**job, "seconds": WARM_UP})
-            tested.settle()
-            tested.process.send_signal(signal.SIGUSR1)
-            before, threads = tested.cpu(), _threads(tested)
-            report = load.ask({**job, "seconds": seconds})
-            tested.settle()
-            spent = tested.cpu() - before
-            used = {name: used - threads.get(name, 0.0) for name, used in _threads(tested).items()}
-            tested.process.send_signal(signal.SIGUSR2)
-            _wait_for(out)
+            with tested.profiled(out):
+                before, threads = tested.cpu(), _threads(tested)
+                report = load.ask({**job, "seconds": seconds})
+                tested.settle()
+                spent = tested.cpu() - before
+                used = {name: used - threads.get(name, 0.0) for name, used in _threads(tested).items()}
         requests = max(1, report["requests"])
         console.rule(
             f"{case}: {requests} requests, {report['failed']} wrong, {1000 * spent / requests:.3f} CPU ms each"
@@ -112,14 +109,6 @@ def _threads(running: Running) -> dict[str, float]:
         name = "main" if task.name == str(running.pid) else f"{(task / 'comm').read_text().strip()}-{task.name}"
         used[name] = int((task / "schedstat").read_text().split()[0]) / 1e9
     return used
-
-
-def _wait_for(path: Path) -> None:
-    ends = time.monotonic() + 10.0
-    while not path.exists():
-        if time.monotonic() > ends:
-            raise RuntimeError("the sampler has written nothing")
-        time.sleep(0.02)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -89,6 +89,20 @@ class Running:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    @contextmanager
+    def profiled(self, out: Path) -> Iterator[None]:
+        """Have its profiler (``benchmarks.profiled``) count what happens inside, and write ``out``."""
+        self.settle()
+        self.process.send_signal(signal.SIGUSR1)
+        yield
+        self.settle()
+        self.process.send_signal(signal.SIGUSR2)
+        ends = time.monotonic() + STOP_WITHIN
+        while not out.exists():
+            if time.monotonic() > ends:
+                raise RuntimeError(f"the profiler of {self.name} has written nothing")
+            time.sleep(0.02)
+
     def stop(self) -> None:
         """End it."""
         if self.process.poll() is None:
@@ -125,11 +139,14 @@ def companion(module: str, *arguments: str, name: str, cores: frozenset[int], ho
 @contextmanager
 def weir(
     name: str, *, upstream: int, window: int, cores: frozenset[int], home: Path, otlp: int | None = None,
-    profile: Path | None = None, extra: Sequence[str] = (),
+    profile: tuple[str, Path] | None = None, extra: Sequence[str] = (),
 ) -> Iterator[Running]:  # fmt: skip
-    """Weir as its users start it, ready; with its spans sent to port ``otlp``, or profiled into ``profile``."""
+    """Weir as its users start it, ready.
+
+    ``otlp``: the port that its spans are sent to. ``profile``: one of ``benchmarks.profiled`` and the file it writes.
+    """
     port, log = _free_port(), home / f"{name}.log"
-    entry = ["-m", "proxy"] if profile is None else ["-m", "benchmarks.profiled", str(profile)]
+    entry = ["-m", "proxy"] if profile is None else ["-m", "benchmarks.profiled", *map(str, profile)]
     command = [
         sys.executable, *entry, "serve",
         "--upstream", f"http://127.0.0.1:{upstream}/v1",

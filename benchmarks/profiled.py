@@ -1,13 +1,17 @@
-"""Weir with a sampler inside, for ``benchmarks.hotspots``: what ``python -m proxy`` does, stacks counted meanwhile.
+"""Weir with a profiler inside: what ``python -m proxy`` does, the main thread counted meanwhile.
 
-    python -m benchmarks.profiled OUT serve …
+    python -m benchmarks.profiled stacks|calls OUT serve …
 
-SIGUSR1 begins counting anew, SIGUSR2 ends it and writes OUT: one collapsed stack per line with its count, the form that
-flame graphs are made of. The timer runs on the CPU time of the main thread alone (``timer_create(2)`` with
+SIGUSR1 begins counting anew, SIGUSR2 ends it and writes OUT. ``stacks``, for ``benchmarks.hotspots``: one collapsed
+stack per line with its count, the form that flame graphs are made of. ``calls``, for ``benchmarks.gate``: how many
+functions were called, those of C included; no machine makes more of them than another.
+
+The timer runs on the CPU time of the main thread alone (``timer_create(2)`` with
 ``SIGEV_THREAD_ID``): one of the whole process, ``setitimer``, would put the time of the store's thread wherever the
 main thread happens to have let go of the interpreter.
 """
 
+import cProfile
 import ctypes
 import signal
 import sys
@@ -79,11 +83,42 @@ class Sampler:
     def _end(self, _signal: int, _frame: FrameType | None) -> None:
         self._every(0)
         lines = [f"{';'.join(stack)} {count}\n" for stack, count in self._stacks.most_common()]
-        unfinished = self._path.with_suffix(".unfinished")
-        unfinished.write_text("".join(lines))
-        unfinished.replace(self._path)
+        _write(self._path, "".join(lines))
+
+
+class CallCounter:
+    """Counts the calls of the main thread between two signals."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._profile = cProfile.Profile()
+
+    def install(self) -> None:
+        """Listen to the signals; to be called in the main thread."""
+        signal.signal(signal.SIGUSR1, self._begin)
+        signal.signal(signal.SIGUSR2, self._end)
+
+    def _begin(self, _signal: int, _frame: FrameType | None) -> None:
+        self._profile.clear()
+        self._profile.enable()
+
+    def _end(self, _signal: int, _frame: FrameType | None) -> None:
+        self._profile.disable()
+        _write(self._path, f"{sum(entry.callcount for entry in self._profile.getstats())}\n")
+
+
+PROFILERS: dict[str, type[Sampler] | type[CallCounter]] = {"stacks": Sampler, "calls": CallCounter}
+
+
+def _write(path: Path, text: str) -> None:
+    """At once, for the caller waits until the file is there."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":
-    Sampler(Path(sys.argv.pop(1))).install()
+    _, profiler, out, *arguments = sys.argv
+    sys.argv[1:] = arguments
+    PROFILERS[profiler](Path(out)).install()
     main()
