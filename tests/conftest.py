@@ -21,7 +21,7 @@ from sqlalchemy.util import LRUCache
 
 from proxy.cli.serve import COLLECT_AFTER
 from proxy.models import facts
-from proxy.store import schema, transaction
+from proxy.store import schema, sqlite
 from proxy.telemetry.process import collect_seldom
 from proxy.wire import counting
 from tests.forked import built_once, forked_processes
@@ -245,16 +245,8 @@ def statements_compiled_once() -> Iterator[None]:
     """Each store has an engine of its own, and would compile every statement anew."""
     compiled = _Compiled(5_000)
     shared = property(lambda _: compiled, lambda *_: None)
-    dialects: dict[tuple[object, ...], sa.Dialect] = {}
-
-    def of_all(make: Callable[..., Any]) -> Callable[..., Any]:
-        made = functools.cache(make)
-        return lambda statement, dialect, of: made(statement, dialects.setdefault(_says(dialect), dialect), of)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sa.Engine, "_compiled_cache", shared, raising=False)
-        for name in ("_asking", "_compiled"):
-            patch.setattr(transaction, name, of_all(getattr(transaction, name).__wrapped__))
         yield
 
 
@@ -287,20 +279,22 @@ def processes_are_forked() -> Iterator[None]:
 def schema_made_once() -> Iterator[None]:
     """An empty SQLite database gets the schema that was made in the first one: suites open thousands."""
     made: list[tuple[str, tuple[Any, ...]]] = []
-    make = schema.make
+    ensure = schema.ensure
 
-    @functools.wraps(make)
+    @functools.wraps(ensure)
     def copied(connection: sa.Connection) -> None:
-        if connection.dialect.name != "sqlite" or not made:
-            make(connection)
-        if connection.dialect.name == "sqlite" and not made:
-            made.extend(_whole(connection))
-        elif connection.dialect.name == "sqlite":
+        is_empty = connection.dialect.name == "sqlite" and schema.known(connection) is None
+        if is_empty and made:
             for statement, values in made:
                 connection.exec_driver_sql(statement, values)
+            return
+        ensure(connection)
+        if is_empty:
+            made.extend(_whole(connection))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "make", copied)
+        patch.setattr(schema, "ensure", copied)
+        patch.setattr(sqlite, "ensure", copied)
         yield
 
 

@@ -27,7 +27,7 @@ def db() -> None:
 def backup(config: Config, *, target: Path) -> Findings:
     """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
 
-    An existing file is never overwritten. A database of an older Weir is copied as it is. To restore, stop Weir and put
+    An existing file is never overwritten. To restore, stop Weir and put
     the copy in the place of the database, without the -wal and -shm files beside it. PostgreSQL has its own tools:
     pg_dump --format=custom --file=PATH DATABASE.
 
@@ -38,7 +38,7 @@ def backup(config: Config, *, target: Path) -> Findings:
     """
     if target.exists():
         raise Failure(f"{target} exists already; name a new file")
-    reading(config, lambda store: store.backup(target.absolute()), any_schema=True)
+    reading(config, lambda store: store.backup(target.absolute()))
     size = target.stat().st_size
     return Findings(
         lambda: {"path": str(target), "bytes": size}, lambda: click.echo(f"{target}: {size:,} bytes, checked.")

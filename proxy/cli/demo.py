@@ -315,7 +315,7 @@ def _database(keep: Path | None) -> Iterator[Path]:
 
 
 async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[Playback, list[RemovedRow]]:
-    async with opened(show.url, visitor=True):  # what is wrong with the file is said in one line, not by a server
+    async with opened(show.url):  # what is wrong with the file is said in one line, not by a server
         pass
     async with playing(show) as played:
         with _view(played, screen) as view, _no_log():

@@ -252,9 +252,9 @@ def _store(config: Config) -> Iterator[Diagnosis]:
 def _mended(config: Config, fault: str) -> str:
     if "weir db migrate" in fault:
         store = shlex.quote(masked_url(config.store.url).removeprefix(SQLITE))
-        if "schema none" in fault:
-            return f"weir db migrate --store {store} makes its tables"
-        return f"weir db backup COPY --store {store}, then weir db migrate --store {store}"
+        return f"weir db migrate --store {store} makes its tables"
+    if "before the first release" in fault:
+        return "name another file or database (--store, store.url)"
     return "check store.url, the file's owner and the free space"
 
 

@@ -84,6 +84,7 @@ def counted(number: int, noun: str) -> str:
 
 T = TypeVar("T")
 NAMES_TRIED = 10_000
+UNHURRIED = 60.0  # seconds that a database server may take for a command's statement
 NAMES_SHOWN = 3
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -207,7 +208,7 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
         if not create:
             async with opened(config.store.url, read_only=True):
                 pass
-        async with opened(config.store.url, visitor=True) as store:
+        async with opened(config.store.url) as store:
             return await write(store)
 
     return asyncio.run(work())
@@ -217,7 +218,7 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 async def opened(url: str, **how: Any) -> AsyncIterator[Store]:
     """A store for a moment, beside a Weir that may be running, as ``Store.open``; its errors as one-line failures."""
     try:
-        store = await Store.open(url, **how)
+        store = await Store.open(url, statement_timeout=UNHURRIED, **how)
         try:
             yield store
         finally:

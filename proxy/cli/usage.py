@@ -9,7 +9,7 @@ from proxy.cli.shared import Findings, key_names, reads, since_option
 from proxy.config.values import Config
 from proxy.http.reports import beside_cost, taken, taken_by
 from proxy.store import Store
-from proxy.store.exchanges import By, day_of
+from proxy.store.usage import By, day_of
 
 
 @click.command()

@@ -19,7 +19,7 @@ from proxy.http import archive, reports
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.request import JSON, ZONES, Json, as_json
-from proxy.store.exchanges import Beside, Figures
+from proxy.store.usage import Beside, Figures
 
 PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
 MOST = 5

@@ -24,7 +24,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.http import levers, reports
 from proxy.http.endpoints import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
-from proxy.store.exchanges import By
+from proxy.store.usage import By
 
 BYS: tuple[By, ...] = get_args(By)
 SINCE = ("24h", "7d", "30d")

@@ -24,9 +24,9 @@ from proxy.http.request import (
     page_from,
 )
 from proxy.store.chain import AuditRow, AuditType
-from proxy.store.exchanges import ADDED, By, Figures, day_of
 from proxy.store.records import DAY, AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
 from proxy.store.transaction import Place
+from proxy.store.usage import ADDED, By, Figures, day_of
 
 KINDS: tuple[By, ...] = get_args(By)
 

@@ -1,10 +1,10 @@
 """The archive: every message that was removed or shortened, found by ref, by its words, or by what it is about.
 
 Words are indexed a little after the commit, off the path of the request: tokenizing them is most of a commit's time.
-Messages of one batch stand in frames of some 64 KiB together: they have much in common, and a damaged frame costs no
-other message. A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is set aside
-(``quarantined``) and counts as absent until the same message is archived again. Vectors by an embeddings model are
-32-bit floats of length 1, compared one by one: a conversation has thousands of them at most.
+Messages of one batch are stored in frames of some 64 KiB together: they have much in common, and a damaged frame costs
+the messages in it alone. A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is
+set aside (``quarantined``) and counts as absent until the same message is archived again. Vectors by an embeddings
+model are 32-bit floats of length 1, compared one by one: a conversation has thousands of them at most.
 """
 
 import math
@@ -24,33 +24,21 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from policies.text.segments import SOLID, words
-from proxy.store.packing import (
-    MESSAGE_PARTS,
-    Damaged,
-    message_in,
-    pack_message,
-    pack_messages,
-    plain_text,
-    text_in,
-    unpack,
-    unpack_messages,
-    unpack_named,
-)
+from proxy.store.packing import Damaged, Packed, pack, pack_message, plain_text, unpack, unpack_message
 from proxy.store.records import Change, Original
 from proxy.store.schema import branches, frames, meta, originals, removed, vectors
 from proxy.store.transaction import (
     AT_ONCE,
-    Columns,
     Transaction,
     Upsert,
     among,
     chunks,
-    columns_of,
     keep_first,
     of,
     owned,
     recorded,
     same,
+    stored,
 )
 
 MAX_TERMS = 32
@@ -62,7 +50,7 @@ MAX_WORDS_LEN = 200_000  # characters; PostgreSQL takes no more than 1 MB of the
 INDEXED = sa.select(meta.c.number).where(meta.c.name == "indexed").scalar_subquery()
 WAITS_FOR_INDEX = sa.select(sa.select(sa.func.max(originals.c.id)).scalar_subquery() > INDEXED)
 WAITING = (
-    sa.select(originals.c.id, originals.c.ref, originals.c.size, originals.c.frame, originals.c.body)
+    sa.select(originals.c.id, originals.c.ref, originals.c.size, originals.c.frame)
     .where(originals.c.id > sa.bindparam("start"))
     .order_by(originals.c.id)
     .limit(AT_ONCE)
@@ -71,7 +59,7 @@ SET_INDEXED = sa.update(meta).where(meta.c.name == "indexed").values(number=sa.b
 # One row each: more rows in a statement took 1.4 times as long.
 INDEX = "INSERT INTO originals_fts (rowid, text) VALUES (?, ?)"
 UNINDEX = "INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', ?, ?)"
-IS_WHOLE = sa.or_(originals.c.body.is_not(None), originals.c.frame.is_not(None))
+IS_WHOLE = originals.c.frame.is_not(None)
 KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking"))
 KNOWN = KNOWN.where(among(originals.c.ref))
 FRAMED = sa.select(sa.func.count()).where(
@@ -80,6 +68,7 @@ FRAMED = sa.select(sa.func.count()).where(
     originals.c.frame.in_(sa.bindparam("frames", expanding=True)),
 )
 FRAMED_BYTES = 64 << 10
+FRAME_LEVEL = 3
 FRAMES_HELD = 16
 FRAME = sa.select(frames.c.body).where(frames.c.id == sa.bindparam("frame")).with_for_update()
 QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(quarantined=True)
@@ -91,23 +80,20 @@ ADD_WITH_WORDS = Upsert(lambda insert: insert(WORDED).values(words=TO_WORDS).on_
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))
-MATCH_SQLITE = (
-    sa.select(originals.c.id)
+MATCHING = {
+    "sqlite": sa.select(originals.c.id)
     .join(WORDS, WORDS.c.rowid == originals.c.id)
-    .where(sa.text("originals_fts MATCH :query"))
-    .order_by(originals.c.id.desc())
-)
+    .where(sa.text("originals_fts MATCH :query")),
+    "postgresql": sa.select(originals.c.id).where(sa.text("originals.words @@ plainto_tsquery('simple', :query)")),
+}
+"""The messages that have all words of a query, in any order."""
 SIGNS = frozenset({"So", "Sk"})
 OF_A_SIGN = "\ufe0e\ufe0f"
 """How an emoji is to be shown: some write it, some do not."""
 ACCENTS = re.compile("[\u0300-\u036f]+")
 CANDIDATES = 400
-BM25_K1, BM25_B = 1.2, 0.75
-MATCH_POSTGRESQL = (
-    sa.select(originals.c.id)
-    .where(sa.text("originals.words @@ websearch_to_tsquery('simple', :query)"))
-    .order_by(sa.text("ts_rank(originals.words, websearch_to_tsquery('simple', :query)) DESC"), originals.c.id.desc())
-)
+BM25_K1 = 1.2
+BM25_B = 0.75
 
 
 def original(tx: Transaction, tenant: str, ref: str) -> Original | None:
@@ -131,38 +117,51 @@ def search(
     where = [owned(originals, tenant), sa.not_(originals.c.quarantined)]
     if conversation is not None:
         where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
-    rank = _ranked if tx.dialect == "sqlite" else _ranked_by_server
-    for operator in ("AND", "OR")[: min(len(terms) + len(signs), 2)]:
-        if found := rank(tx, terms, signs, operator, where, limit):
-            return found
+    phrases = [f" {_indexed(term)} " for term in terms]
+    for is_for_all in (True, False)[: min(len(terms) + len(signs), 2)]:
+        there = _candidates(tx, phrases, signs, where, is_for_all=is_for_all, most=max(limit, CANDIDATES))
+        if found := tx.aside(partial(_ranked, there, phrases, signs, is_for_all=is_for_all)):
+            return found[:limit]
     return []
 
 
-def _ranked(
+def _candidates(
     tx: Transaction,
-    terms: Sequence[str],
+    phrases: Sequence[str],
     signs: Sequence[str],
-    operator: str,
     where: Sequence[sa.ColumnElement[bool]],
-    limit: int,
+    *,
+    is_for_all: bool,
+    most: int,
 ) -> list[Original]:
-    """The best of the newest messages with the rarest of the words, by BM25 (S. Robertson, K. Spärck Jones 1994).
+    """The newest messages with all of the words, or with the rarest of them.
 
-    The index only knows which messages have a word: where and how often takes four times the room. ``signs`` it does
-    not know: they are looked for in the newest messages.
+    ``signs`` the index does not know: they are looked for in the newest messages.
     """
-    phrases = [f" {_folded(term)} " for term in terms]
-    asked = [" ".join(phrases)] if operator == "AND" else phrases
-    queries = [" AND ".join(f'"{word}"' for word in each.split()) for each in asked]
-    most = max(limit, CANDIDATES)
-    query = MATCH_SQLITE.where(*where).limit(most)
-    lists = sorted((list(tx.scalars(query, {"query": each})) for each in queries if each), key=len)
-    if signs and (operator == "OR" or not terms):
-        lists.append(_newest(tx, where, most))
+    newest = sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)
+    matching = MATCHING[tx.dialect].where(*where).order_by(originals.c.id.desc()).limit(most)
+    queries = [" ".join(phrases)] if is_for_all else phrases
+    lists = [list(tx.scalars(matching, {"query": _query(tx, each)})) for each in queries if each]
+    lists.sort(key=len)
+    if signs and not (is_for_all and phrases):
+        lists.append(list(tx.scalars(newest)))
     ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
     rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
-    there = [each for row in rows if (each := read_original(tx, row)) is not None]
-    texts = [f" {_folded(each.text)} " for each in there]
+    return [each for row in rows if (each := read_original(tx, row)) is not None]
+
+
+def _query(tx: Transaction, words: str) -> str:
+    return " AND ".join(f'"{word}"' for word in words.split()) if tx.dialect == "sqlite" else words
+
+
+def _ranked(
+    there: Sequence[Original], phrases: Sequence[str], signs: Sequence[str], *, is_for_all: bool
+) -> list[Original]:
+    """Those that have what is looked for, the best first, by BM25 (S. Robertson, K. Spärck Jones 1994).
+
+    The index only knows which messages have a word: where and how often takes four times the room.
+    """
+    texts = [f" {_indexed(each.text)} " for each in there]
     counts = [
         [*(text.count(phrase) for phrase in phrases), *(original.text.count(sign) for sign in signs)]
         for original, text in zip(there, texts, strict=True)
@@ -172,13 +171,9 @@ def _ranked(
     scored = [
         (sum(map(mul, weights, (_saturated(n, len(text) / mean) for n in each))), original)
         for original, text, each in zip(there, texts, counts, strict=True)
-        if (all if operator == "AND" else any)(each)
+        if (all if is_for_all else any)(each)
     ]
-    return [original for _, original in sorted(scored, key=lambda each: -each[0])[:limit]]
-
-
-def _newest(tx: Transaction, where: Sequence[sa.ColumnElement[bool]], most: int) -> list[int]:
-    return list(tx.scalars(sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)))
+    return [original for _, original in sorted(scored, key=lambda each: -each[0])]
 
 
 def _weight(having: int, all_: int) -> float:
@@ -189,36 +184,12 @@ def _saturated(count: int, length: float) -> float:
     return count * (BM25_K1 + 1) / (count + BM25_K1 * (1 - BM25_B + BM25_B * length))
 
 
-def _folded(text: str) -> str:
-    """The words of a text as they are indexed in SQLite, whose tokenizer tells words by ASCII alone; no accents."""
-    said = _indexed(text)
+def _indexed(text: str) -> str:
+    """The words of a text as they are indexed, without accents: SQLite's tokenizer tells words by ASCII alone."""
+    said = " ".join(words(text))
     if said.isascii():
         return said
     return normalize("NFC", ACCENTS.sub("", normalize("NFD", said)))
-
-
-def _ranked_by_server(
-    tx: Transaction,
-    terms: Sequence[str],
-    signs: Sequence[str],
-    operator: str,
-    where: Sequence[sa.ColumnElement[bool]],
-    limit: int,
-) -> list[Original]:
-    quoted = ['"{}"'.format(term.replace('"', '""').replace("\0", " ")) for term in terms]
-    most = max(limit, CANDIDATES) if signs else limit
-    query = MATCH_POSTGRESQL.where(*where).limit(most)
-    asked = (" or " if operator == "OR" else " ").join(quoted)
-    matching = list(tx.scalars(query, {"query": asked})) if quoted else []
-    newest = _newest(tx, where, most) if signs and (operator == "OR" or not terms) else []
-    best = list(dict.fromkeys((*matching, *newest)))
-    rows = {row.id: row for row in tx.execute(sa.select(originals).where(*where, originals.c.id.in_(best))).all()}
-    there = [(key, each) for key in best if (each := read_original(tx, rows[key])) is not None]
-    if not signs:
-        return [each for _, each in there]
-    has = all if operator == "AND" else any
-    known = set(matching) if operator == "OR" else set()
-    return [each for key, each in there if key in known or has(sign in each.text for sign in signs)][:limit]
 
 
 def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
@@ -238,7 +209,8 @@ def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Se
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
 
 
-LIKE, STANDS_OUT = 0.45, 3.5
+LIKE = 0.45
+STANDS_OUT = 3.5
 """The cosine from which on a text is alike; or how many standard deviations it has above all others of its
 conversation, since models differ in what they give to texts that have nothing in common."""
 
@@ -248,12 +220,12 @@ def nearest(
 ) -> list[tuple[Original, float]]:
     """Originals of a conversation that are alike, the nearest first, each with its cosine."""
     mine = owned(vectors, tenant, model=model, ref=_held_by(tenant, conversation))
-    asked = array("f", _unit(wanted))
+    vector = array("f", _unit(wanted))
     cosines: dict[str, float] = {}
     for row in tx.execute(sa.select(vectors.c.ref, vectors.c.body).where(mine)):
         other = array("f", row.body)
-        if len(other) == len(asked):
-            cosines[row.ref] = sum(map(mul, asked, other))
+        if len(other) == len(vector):
+            cosines[row.ref] = sum(map(mul, vector, other))
     if not cosines:
         return []
     least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))
@@ -269,8 +241,7 @@ def add_originals(tx: Transaction, change: Change) -> None:
 
 
 def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    those = sorted(refs)
-    tx.columns(HOLD_ORIGINAL, {"tenant": [tenant] * len(those), "branch": [branch] * len(those), "ref": those})
+    tx.many(HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
 
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
@@ -280,24 +251,18 @@ def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
 
 
 def message_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> tuple[bytes, str]:
-    return message_in(_parts_of(tx, row))
-
-
-def _parts_of(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Sequence[bytes]:
-    if row.frame is None:
-        return unpack(row.body, parts=MESSAGE_PARTS)
+    """A message's JSON and its text. Raises :class:`Damaged`."""
     found = tx.frames.get(row.frame)
     if found is None:
         body = tx.scalar(sa.select(frames.c.body).where(frames.c.id == row.frame))
         if len(tx.frames) >= FRAMES_HELD:
             tx.frames.pop(next(iter(tx.frames)))
         with suppress(Damaged):
-            found = unpack_named(body or b"", parts=MESSAGE_PARTS)
+            found = tx.aside(partial(unpack, body or b"", dict[str, Packed]))
         found = tx.frames[row.frame] = found or {}
-    try:
-        return found[row.ref]
-    except KeyError:
-        raise Damaged("the frame has no such message") from None
+    if row.ref not in found:
+        raise Damaged("the frame has no such message")
+    return unpack_message(found[row.ref])
 
 
 def waits_for_index(tx: Transaction) -> bool:
@@ -310,7 +275,8 @@ def index_some(tx: Transaction) -> bool:
     Those that share a frame go together, so that each is unpacked once.
     """
     start: int = tx.execute(sa.select(INDEXED)).scalar_one()
-    some, size = list[sa.Row[*tuple[Any, ...]]](), 0
+    some: list[sa.Row[*tuple[Any, ...]]] = []
+    size = 0
     with tx.execute(WAITING, {"start": start}) as waiting:
         for row in waiting:
             is_apart = row.frame is None or not some or row.frame != some[-1].frame
@@ -362,7 +328,7 @@ def originals_with(tx: Transaction, tenant: str, refs: Sequence[str]) -> list[Or
 
 
 def read_original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> Original | None:
-    if row.body is None and row.frame is None:
+    if row.frame is None:
         return None
     with suppress(Damaged):
         body, text = message_of(tx, row)
@@ -383,60 +349,54 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
     texts = {each.ref: plain_text(each.text) for each in fresh}
     framed = dict[str, int]()
     for group in _grouped(fresh) if tx.full else ():
-        its = {each.ref: (each.body, texts[each.ref]) for each in group}
-        frame = tx.execute(ADD_FRAME, {"body": tx.aside(partial(pack_messages, its))}).inserted_primary_key
-        framed |= dict.fromkeys(its, 0 if frame is None else frame[0])
+        frame = tx.execute(ADD_FRAME, {"body": tx.aside(partial(_packed, group, texts))}).inserted_primary_key
+        framed |= dict.fromkeys([each.ref for each in group], 0 if frame is None else frame[0])
     has_words = tx.full and tx.dialect == "postgresql"
 
-    def packed() -> Columns:
-        alone = [
-            None if not tx.full or each.ref in framed else pack_message(each.body, texts[each.ref]) for each in fresh
-        ]
-        return {
-            **columns_of(originals, fresh),
-            "tenant": [tenant] * len(fresh),
-            "size": [len(each.body) for each in fresh],
-            "sha": [sha256(each.body).digest() for each in fresh],
-            "body": alone,
-            "frame": [framed.get(each.ref) for each in fresh],
-            "at": [at] * len(fresh),
-            "quarantined": [False] * len(fresh),
-            **({"text": [_indexed(text)[:MAX_WORDS_LEN] for text in texts.values()]} if has_words else {}),
-        }
+    def row(each: Original) -> dict[str, Any]:
+        values = stored(originals, each, tenant=tenant, at=at, quarantined=False, frame=framed.get(each.ref))
+        values |= {"size": len(each.body), "sha": sha256(each.body).digest()}
+        return values | ({"text": _indexed(texts[each.ref])[:MAX_WORDS_LEN]} if has_words else {})
 
-    tx.columns(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(packed))
+    tx.many(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(lambda: [row(each) for each in fresh]))
     if has_words:
         there = tx.scalar(FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())})
         if there != len(framed):
             _settle(tx, tenant, framed.values())  # another server has archived the same meanwhile
 
 
+def _packed(group: Sequence[Original], texts: Mapping[str, str]) -> bytes:
+    # level 6 would take four times as long and save 2 to 7 % of it
+    return pack({each.ref: pack_message(each.body, texts[each.ref]) for each in group}, level=FRAME_LEVEL)
+
+
 def _grouped(given: Sequence[Original]) -> list[list[Original]]:
-    """Those that get a frame together: some 64 KiB in a row; what would stand alone in one does not."""
-    groups, size = [list[Original]()], 0
+    """Those that get a frame together, some 64 KiB in a row."""
+    groups: list[list[Original]] = [[]]
+    size = 0
     for each in given:
-        if size + len(each.body) > FRAMED_BYTES:
+        if groups[-1] and size + len(each.body) > FRAMED_BYTES:
             groups.append([])
             size = 0
         groups[-1].append(each)
         size += len(each.body)
-    return [group for group in groups if len(group) > 1]
+    return groups
 
 
 def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
     """Have frames hold the messages whose rows are in them, and no others; one that cannot be read goes."""
     for number in sorted(set(which)):
         tx.frames.pop(number, None)
-        held = dict[str, tuple[bytes, str]]()
+        held = dict[str, Packed]()
         with suppress(Damaged):
-            held = unpack_messages(tx.scalar(FRAME, {"frame": number}) or b"")
+            held = unpack(tx.scalar(FRAME, {"frame": number}) or b"", dict[str, Packed])
         mine = (owned(originals, tenant, frame=number, ref=refs) for refs in chunks(held))
         stay = {ref for where in mine for ref in tx.scalars(sa.select(originals.c.ref).where(where))}
         one = frames.c.id == number
         if not stay:
             tx.execute(sa.delete(frames).where(one))
         elif len(stay) < len(held):
-            body = pack_messages({ref: its for ref, its in held.items() if ref in stay})
+            body = pack({ref: its for ref, its in held.items() if ref in stay}, level=FRAME_LEVEL)
             tx.execute(sa.update(frames).where(one).values(body=body))
 
 
@@ -454,16 +414,12 @@ def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
 def _index(tx: Transaction, statement: str, rows: Iterable[sa.Row[*tuple[Any, ...]]]) -> None:
     found = list[tuple[int, str]]()
     for row in rows:
-        if row.frame is not None or row.body is not None:
+        if row.frame is not None:
             with suppress(Damaged):
-                text = text_in(_parts_of(tx, row))
-                found.append((row.id, text if text.isascii() else _folded(text)))  # SQLite folds ASCII itself
+                text = message_of(tx, row)[1]
+                found.append((row.id, text if text.isascii() else _indexed(text)))  # SQLite folds ASCII itself
     if found:
         tx.connection.exec_driver_sql(statement, found)
-
-
-def _indexed(text: str) -> str:
-    return " ".join(words(text))
 
 
 def _phrases(word: str) -> list[str]:

@@ -27,7 +27,7 @@ from proxy.store.chain import (
     linked,
     name_digest,
 )
-from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Damaged, unpack_words
+from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Damaged, unpack_text
 from proxy.store.records import Change, EvictionRow, ExchangeRow, KeyRow, NoteRow, PolicyRow
 from proxy.store.schema import OF_TENANT, audit
 from proxy.store.transaction import Place, Transaction, of, ordered, owned, recorded, stored
@@ -135,7 +135,7 @@ def _rows(tx: Transaction, tenant: str) -> Iterator[AuditRow]:
             row: dict[str, Any] = dict(each._mapping)  # noqa: SLF001 - SQLAlchemy's name for a public thing
             row |= {name: kind.shown(row[name]) for name, kind in IDS.items()}
             with suppress(Damaged):
-                row["facts"] = unpack_words(row["facts"]) if isinstance(row["facts"], bytes) else row["facts"]
+                row["facts"] = unpack_text(row["facts"]) if isinstance(row["facts"], bytes) else row["facts"]
             yield AuditRow(**row)
         seq = page[-1].seq
 
@@ -252,7 +252,8 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
 
 
 def _over(refusal: Mapping[str, object]) -> dict[str, object]:
-    used, cap = refusal.get("used"), refusal.get("cap")
+    used = refusal.get("used")
+    cap = refusal.get("cap")
     excess = used - cap if isinstance(used, int) and isinstance(cap, int) else None
     facts = {"component": refusal.get("bucket"), "current": used, "limit": cap, "excess": excess}
     return {"kind": "hard_violation", "allowed": False, "reason": "over_its_cap", **facts}

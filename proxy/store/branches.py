@@ -14,15 +14,15 @@ import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import EVERY_WINDOW, ConversationState, Prepared, Trend
-from proxy.store import ledger, memory
+from proxy.store import checkpoints, ledger
 from proxy.store.archive import add_originals, hold
 from proxy.store.audit import append, of_change
 from proxy.store.chain import AuditEvent, AuditType, digest_of
+from proxy.store.checkpoints import Spans, is_undone, newest_row, read_spans
 from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
-from proxy.store.memory import Spans, is_undone, newest_row, read_spans
-from proxy.store.packing import EXACT
+from proxy.store.packing import Exact
 from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
 from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits
 from proxy.store.transaction import Transaction, keep_first, of, owned
@@ -59,9 +59,9 @@ ADVANCE = (
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
-        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=EXACT), None), else_=branches.c.prepared),
+        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=Exact), None), else_=branches.c.prepared),
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
-        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=EXACT), branches.c.resumed),
+        resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=Exact), branches.c.resumed),
     )
     .returning(branches.c.conversation)
 )
@@ -76,13 +76,15 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
 
     ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
     """
-    stop, size = len(chain), FIRST_LOOK
+    stop = len(chain)
+    size = FIRST_LOOK
     while stop > 0:
         start = max(0, stop - size)
         match = _look(tx, tenant, chain[start:stop])
         if match is not None:
             return _branch(tx, _row(tx, tenant, match.branch), length=match.length)
-        stop, size = start, LATER_LOOKS
+        stop = start
+        size = LATER_LOOKS
     return None
 
 
@@ -101,13 +103,13 @@ def commit(tx: Transaction, change: Change) -> int:
     if change.expected == 0:
         _open_branch(tx, change, version=0, at=change.at)
     own = {"of_tenant": change.tenant, "of_branch": change.branch}
-    told = {
+    changed = {
         "now": change.at,
         "known": write_prepared(change.prepared) if change.prepared and change.cut else None,
         "done": change.cut is not None or bool(change.edits),
         "resumed_from": change.resumed if tx.full else None,
     }
-    advanced = tx.execute(ADVANCE, own | told | {"of_version": change.expected}).first()
+    advanced = tx.execute(ADVANCE, own | changed | {"of_version": change.expected}).first()
     if advanced is None:
         raise _stale(_row(tx, change.tenant, change.branch))
     version = change.expected + 1
@@ -115,7 +117,7 @@ def commit(tx: Transaction, change: Change) -> int:
     ledger.add_edits(tx, change.tenant, change.branch, change.window, version, change.edits)
     ledger.add_cut(tx, change, batch=version)
     if tx.full:
-        memory.add_checkpoint(tx, change, version=version)
+        checkpoints.add_checkpoint(tx, change, version=version)
     ledger.add_evictions(tx, change, version=version)
     add_originals(tx, change)
     append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
@@ -162,8 +164,8 @@ def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_
 
 
 def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
-    told = {} if failed is None else {"failed": failed or None}
-    _set(tx, tenant, branch, preparing=None, **told)
+    changed = {} if failed is None else {"failed": failed or None}
+    _set(tx, tenant, branch, preparing=None, **changed)
 
 
 def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float) -> bool:
@@ -191,7 +193,8 @@ def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at
 
 def take_back(tx: Transaction, branch: Branch, length: int, at: float, *, window: int) -> Branch | None:
     """The branch without what was decided for a window on its requests of more than so many messages."""
-    tenant, head = branch.tenant, _row(tx, branch.tenant, branch.branch)
+    tenant = branch.tenant
+    head = _row(tx, tenant, branch.branch)
     if head is None or head.version != branch.version:
         raise _stale(head)
     gone = set[int]()
@@ -216,7 +219,9 @@ def _undo(
     windows: Sequence[int] = (),
     **new: Any,
 ) -> int:
-    tenant, version, undone = home[0], int(head.version) + 1, sorted({*read_spans(head.undone), *spans})
+    tenant = home[0]
+    version = int(head.version) + 1
+    undone = sorted({*read_spans(head.undone), *spans})
     while len(undone) > MAX_UNDONE:  # least is lost between those that are nearest to each other, of these the oldest
         n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
         undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]
@@ -228,14 +233,14 @@ def _undo(
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans, windows)
     if state is not None:
-        memory.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
+        checkpoints.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
     return version
 
 
 def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
     conversation = one(tx, tenant, name_or_id)
-    found = None if conversation is None else memory.latest(tx, conversation)
+    found = None if conversation is None else checkpoints.latest(tx, conversation)
     return None if conversation is None or found is None else (conversation, found)
 
 
@@ -280,7 +285,7 @@ def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
     undone = read_spans(old.undone)
     row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
     if row is not None:
-        memory.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
+        checkpoints.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
 
 
 def _open_branch(
@@ -317,8 +322,9 @@ def _stale(row: sa.Row[*tuple[Any, ...]] | None) -> StaleVersion:
 def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: int) -> Branch | None:
     if row is None:
         return None
-    tenant, is_touched = row.tenant, row.version > 0
-    body, saved = memory.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    tenant = row.tenant
+    is_touched = row.version > 0
+    body, saved = checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
     prepared = None if row.prepared is None else _read_prepared(row.prepared)
     if row.prepared is not None and prepared is None:
         tx.damage("prepared", tenant, row.branch)

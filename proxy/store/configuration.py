@@ -35,12 +35,8 @@ TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENAN
 
 
 def make_secret(tx: Transaction) -> bytes:
-    keep_secret(tx.connection, secrets.token_bytes(SECRET_BYTES))
+    tx.execute(MAKE_SECRET, {"name": "secret", "body": secrets.token_bytes(SECRET_BYTES)})
     return bytes(tx.execute(STORED_SECRET).scalar_one())
-
-
-def keep_secret(connection: sa.Connection, value: bytes) -> None:
-    connection.execute(MAKE_SECRET[connection.dialect.name], {"name": "secret", "body": value})
 
 
 def stored_secret(tx: Transaction) -> bytes | None:
@@ -68,7 +64,7 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
     former = f"{name}-until-{int(until)}"
     tx.execute(sa.update(keys).where(keys.c.name == name).values(name=former, revoked=until))
     tenant = found.tenant or found.digest[:TENANT_DIGITS]
-    tx.execute(MAKE_SECRET[tx.dialect], {"name": TENANT + digest, "body": tenant.encode()})
+    tx.execute(MAKE_SECRET, {"name": TENANT + digest, "body": tenant.encode()})
     append(tx, [of_key(former, at=at)])
     add_key(tx, msgspec.structs.replace(found, digest=digest, created=at))
     return former
@@ -91,7 +87,7 @@ def revoke_key(tx: Transaction, name: str, at: float) -> bool:
 
 def save_policy(tx: Transaction, name: str, document: str, at: float) -> None:
     row = PolicyRow(name=name, document=document, at=at)
-    tx.execute(SAVE_POLICY[tx.dialect], stored(policies, row))
+    tx.execute(SAVE_POLICY, stored(policies, row))
     append(tx, [of_policy(row, at=at)])
 
 
@@ -105,8 +101,8 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     hold_last(tx, OPERATOR)
     known: dict[tuple[str, object], object] = {}
     kinds = (AuditType.POLICY_CHANGE, AuditType.KEY_CHANGE)
-    told = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
-    for row in tx.execute(told.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
+    query = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
+    for row in tx.execute(query.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
         facts = json.loads(row.facts)
         known.setdefault(_subject(row.type, facts), facts)
     compared = [(each, harmless(each.facts)) for each in changes]
@@ -141,7 +137,7 @@ def facts(tx: Transaction, names: Sequence[str], at: float) -> dict[str, tuple[s
 
 def tell(tx: Transaction, name: str, value: str, *, until: float, at: float) -> None:
     tx.execute(sa.delete(meta).where(meta.c.name.startswith(FACT, autoescape=True), meta.c.number < int(at)))
-    tx.execute(TELL[tx.dialect], {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
+    tx.execute(TELL, {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
 
 
 def newest(tx: Transaction) -> float | None:

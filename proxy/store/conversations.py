@@ -1,4 +1,4 @@
-"""A conversation as people list it, what stands beside it there, and its health: a state, the newest snapshots, and
+"""A conversation as people list it, and its health: a state, the newest snapshots, and
 alerts as episodes.
 """
 
@@ -20,7 +20,6 @@ from proxy.store.transaction import (
     Rows,
     Transaction,
     among,
-    columns_of,
     keep_first,
     keep_last,
     of,
@@ -95,7 +94,7 @@ def listed(
 ) -> list[ConversationRow]:
     """The tenant's conversations, or with None everybody's, the one used last first.
 
-    ``after`` leaves those behind one of which this is ``updated``, ``id`` and ``tenant``.
+    ``after`` leaves those that follow one of which this is ``updated``, ``id`` and ``tenant``.
     """
     query = only.of(listing_of(tenant))
     columns = conversations.c
@@ -174,14 +173,12 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
         return
     # whatever is open of one that begins is of somebody who is gone
     tx.many(CLOSE_ALL, [key_of(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first])
-    tx.columns(
+    tx.many(
         ADD_SNAPSHOT,
-        {
-            **columns_of(health_snapshots, [checkup.snapshot for _, _, checkup in found]),
-            "tenant": [tenant for (tenant, _), _, _ in found],
-            "conversation": [conversation for (_, conversation), _, _ in found],
-            "id": [row.id for _, row, _ in found],
-        },
+        [
+            stored(health_snapshots, checkup.snapshot, tenant=tenant, conversation=conversation, id=row.id)
+            for (tenant, conversation), row, checkup in found
+        ],
     )
     tx.many(
         ADD_ALERT,

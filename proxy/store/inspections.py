@@ -1,10 +1,9 @@
-"""What a conversation has for whoever looks into it: the arrays of its newest requests, and what was removed from it.
+"""What a conversation has for those who look into it: the arrays of its newest requests.
 
-What arrays and their messages say is only added, in bundles, as requests come. Once there are a few small ones, they
-become one: arrays then go to the conversation's one row of them, and what the archive has or no request that is kept
-needs goes. A bundle that is damaged costs what it holds, no request and no other bundle.
-
-Arrays are kept as references: what a message says stands in the archive, or once among what the bundles say.
+Arrays are kept as references, all of a conversation's in one row. What a message says is in the archive, or once in a
+bundle: the new messages of a batch of requests are one. Where there are a few small bundles, or a batch has removed
+something, they become one, and what the archive has or no request that is kept needs goes. A bundle that is damaged
+costs what it holds, no request and no other bundle.
 """
 
 import json
@@ -22,14 +21,14 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from policies.ledger import ADDING, EditKind, PlannedMessage
+from policies.ledger import PlannedMessage
 from policies.messages import PIN_SIZE
-from proxy.store.archive import IS_WHOLE, message_of, originals_with
-from proxy.store.ledger import Batched, cuts_of, key_of, load_batches, load_cuts, newest_branch
-from proxy.store.packing import Damaged, exact_bytes, joined, pack, pack_named, parted, unpack, unpack_named
-from proxy.store.records import ConversationRow, ExchangeRow, Inspection, Original, RemovedRow
-from proxy.store.schema import conversations, cuts, evictions, exchanges, inspected, inspected_parts, originals
-from proxy.store.transaction import Rows, Transaction, among, chunks, keep_last, of, owned, recorded
+from proxy.store.archive import IS_WHOLE, originals_with
+from proxy.store.ledger import cuts_of, key_of, load_cuts
+from proxy.store.packing import Damaged, exact_bytes, pack, unpack
+from proxy.store.records import ConversationRow, ExchangeRow, Inspection
+from proxy.store.schema import conversations, cuts, exchanges, inspected, inspected_parts, originals
+from proxy.store.transaction import Rows, Transaction, among, keep_last, of, owned, recorded
 
 Home = tuple[str, str]
 RECORD_FORM = f"{PIN_SIZE}sHI"
@@ -39,26 +38,16 @@ OWN = "t"
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 FEW = 8
 """So many bundles may be small, and so many messages new at once."""
-TINY, SMALL, LARGE = 16 << 10, 32 << 10, 4 << 20
-ARRAYS = ""
-"""The name of arrays in a bundle, which is tiny before it is packed, so that it is small: it is written anew soon."""
+SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
 INSPECTED = sa.select(inspected.c.body).where(of(inspected, "tenant", "conversation"))
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 PARTS = inspected_parts.c
-COUNTS = (
-    sa.select(
-        PARTS.conversation, sa.func.max(PARTS.number), sa.func.count(sa.case((sa.func.length(PARTS.body) < SMALL, 1)))
-    )
-    .where(among(PARTS.conversation))
-    .group_by(PARTS.conversation)
-)
 REFS = sa.select(PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")).where(MINE)
 ADD_BUNDLE = sa.insert(inspected_parts)
 BODIES = sa.select(PARTS.number, PARTS.body).where(MINE).order_by(PARTS.number)
-SMALL_BODIES = BODIES.where(sa.func.length(PARTS.body) < SMALL)
-ONE_BODY = BODIES.where(of(inspected_parts, "number"))
+SOME_BODIES = BODIES.where(PARTS.number.in_(sa.bindparam("numbers", expanding=True)))
 DROP = sa.delete(inspected_parts).where(MINE, of(inspected_parts, "number"))
 LOCK = sa.select(conversations.c.id).where(of(conversations, "tenant", "id")).with_for_update()
 ARCHIVED = sa.select(originals.c.ref).where(among(originals.c.ref), IS_WHOLE)
@@ -91,7 +80,7 @@ def ref_of(text: str) -> str:
 class KeptArrays(NamedTuple):
     request: str
     at: float
-    told: bytes
+    facts: bytes
     records: bytes
 
     @classmethod
@@ -108,28 +97,25 @@ class KeptArrays(NamedTuple):
         return cls(request, at, _ENCODER.encode(said).encode(), records)
 
     def inspected(self) -> Inspected:
-        said = json.loads(self.told)
+        said = json.loads(self.facts)
         client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
         sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
-        pruned, tools = tuple(said["pruned"]), said["tools"]
-        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=tools, bodies={})
+        pruned = tuple(said["pruned"])
+        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=said["tools"], bodies={})
 
 
-def parts_of(given: Sequence[KeptArrays]) -> tuple[bytes, bytes, bytes]:
-    heads, own = list[tuple[str, float, int, int]](), list[bytes]()
-    for each, fresh in _fresh(given):
-        heads.append((each.request, each.at, len(each.records) - len(fresh), len(fresh)))
-        own.append(fresh)
-    return msgspec.json.encode(heads), b"\n".join([each.told for each in given]), b"".join(own)
+def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
+    """Each with its records from the first that is not the one before's."""
+    found = [(e.request, e.at, e.facts, len(e.records) - len(fresh), fresh) for e, fresh in _fresh(given)]
+    return pack(found, level=1)
 
 
-def arrays_of(parts: Sequence[bytes]) -> list[KeptArrays]:
-    heads, told, own = parts
-    found, start, records = list[KeptArrays](), 0, b""
-    for (request, at, same, fresh), said in zip(msgspec.json.decode(heads), told.split(b"\n"), strict=True):
-        records = records[:same] + own[start : start + fresh]
-        start += fresh
-        found.append(KeptArrays(request, at, said, records))
+def unpack_arrays(packed: bytes) -> list[KeptArrays]:
+    found = list[KeptArrays]()
+    records = b""
+    for request, at, facts, same, fresh in unpack(packed, list[tuple[str, float, bytes, int, bytes]]):
+        records = records[:same] + fresh
+        found.append(KeptArrays(request, at, facts, records))
     return found
 
 
@@ -148,10 +134,11 @@ def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
 
 def refs_of(given: Iterable[KeptArrays]) -> set[str]:
     """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
-    pins, texts = set[bytes](), set[str]()
+    pins: set[bytes] = set()
+    texts: set[str] = set()
     for each, fresh in _fresh(given):
         pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
-        texts.update([run[3] for run in json.loads(each.told)["sent"] or () if len(run) == 4 and run[3] is not None])
+        texts.update([run[3] for run in json.loads(each.facts)["sent"] or () if len(run) == 4 and run[3] is not None])
     return {pin.hex() for pin in pins} | texts
 
 
@@ -188,19 +175,24 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
     row = tx.execute(sa.select(exchanges).where(mine)).first()
     if row is None:
         raise KeyError(request)
-    told = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
-    kept, said = _whole(tx, (conversation.tenant, conversation.id))
+    exchange = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
+    home = (conversation.tenant, conversation.id)
+    kept = _kept(tx, home)
+    said = _read(tx, home, BODIES)
     for newer, arrays in enumerate(reversed(kept)):
         if arrays.request == request:
             with suppress(*BROKEN):
-                found, needed = arrays.inspected(), refs_of([arrays])
-                return told, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
+                found = arrays.inspected()
+                needed = refs_of([arrays])
+                return exchange, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
             tx.damage("inspected", conversation.tenant, request)
-    return told, None
+    return exchange, None
 
 
 def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    kept, bodies = _whole(tx, (conversation.tenant, conversation.id))
+    home = (conversation.tenant, conversation.id)
+    kept = _kept(tx, home)
+    bodies = _read(tx, home, BODIES)
     arrays = [{"id": each.request, "at": each.at, **_plain(each)} for each in kept]
     said = [
         {"conversation": conversation.id, "ref": ref, "body": body.decode(errors="replace")}
@@ -217,28 +209,58 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
-    counts = {(tenant, its): (last, few) for tenant, (its, last, few) in tx.ask_each(COUNTS, by_home)}
-    bundles = list[dict[str, object]]()
     for key, made in by_home.items():
-        last, small = counts.get(key, (0, 0))
         try:
             arrays = [KeptArrays.of(row.id, row.at, its) for row, its in made]
             fresh = {ref: body for _, its in made for ref, body in _bodies_of(its)}
         except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
             continue
-        for ref in _elsewhere(tx, key, made[-1][0].branch, fresh.keys()):
-            fresh.pop(ref, None)
-        together = joined(parts_of(arrays))
-        if small + 1 < FEW and len(together) <= TINY and not any(row.evicted or row.strategy for row, _ in made):
-            bundles += _bundled(tx, key, fresh, last=last, arrays=together)
-        else:
-            bundles += _rewritten(tx, key, arrays, fresh, most=made[-1][1].keep)
-    tx.many(ADD_BUNDLE, bundles)
+        newest, its = made[-1]
+        is_due = any(row.evicted or row.strategy for row, _ in made)
+        _keep(tx, key, arrays, fresh, branch=newest.branch, most=its.keep, is_due=is_due)
+
+
+def _keep(
+    tx: Transaction,
+    home: Home,
+    new: Sequence[KeptArrays],
+    fresh: dict[str, bytes],
+    *,
+    branch: str,
+    most: int,
+    is_due: bool,
+) -> None:
+    there = tx.execute(REFS, key_of(*home)).all()
+    refs = {row.number: set(row.refs.split()) for row in there}
+    small = {row.number for row in there if row.is_small}
+    for ref in _elsewhere(tx, home, branch, fresh.keys(), known=set[str]().union(*refs.values())):
+        fresh.pop(ref, None)
+    arrays = _in_order([*_kept(tx, home), *new])
+    gone = set[int]()
+    if is_due or len(small) + 1 >= FEW:
+        arrays = arrays[-most:]
+        needed = tx.aside(partial(_needed, arrays))
+        stays = needed & set(fresh).union(*refs.values())
+        stays -= _archived(tx, home, stays)
+        gone = small | {number for number, its in refs.items() if not its <= stays}
+        elsewhere = set[str]().union(*(its for number, its in refs.items() if number not in gone))
+        bodies = _read(tx, home, SOME_BODIES, numbers=sorted(gone)) | fresh
+        fresh = {ref: body for ref, body in bodies.items() if ref in stays and ref not in elsewhere}
+        tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
+    own = {"tenant": home[0], "conversation": home[1]}
+    tx.execute(SET_INSPECTED, {**own, "body": tx.aside(partial(pack_arrays, arrays))})
+    _add_bundle(tx, home, fresh, number=max(refs, default=0) + 1)
+
+
+def _add_bundle(tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int) -> None:
+    if said:
+        row = {"tenant": home[0], "conversation": home[1], "number": number, "refs": " ".join(said)}
+        tx.execute(ADD_BUNDLE, {**row, "body": tx.aside(partial(pack, said, level=3))})
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
     if its.content:
-        yield from ((its.messages[n].ref, raw) for n, raw in enumerate(its.raws, its.first))
+        yield from ((its.messages[n].ref, bytes(raw)) for n, raw in enumerate(its.raws, its.first))
         for piece in its.pieces or ():
             if piece.text is not None:
                 yield ref_of(piece.text), exact_bytes(piece.text)
@@ -251,66 +273,14 @@ def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[
         mine = owned(cuts, home[0], branch=branch)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(mine, gone)) if text]
         fresh = {ref: exact_bytes(text) for text in texts if (ref := ref_of(text)) not in known}
-        tx.many(ADD_BUNDLE, list(_bundled(tx, home, fresh, last=max(row.number for row in there))))
+        _add_bundle(tx, home, fresh, number=max(row.number for row in there) + 1)
 
 
-def _rewritten(
-    tx: Transaction, home: Home, new: Sequence[KeptArrays], fresh: Mapping[str, bytes], *, most: int
-) -> Iterator[dict[str, object]]:
-    """The bundles in place of small ones and of those that hold what nobody needs; the arrays of the newest stay."""
-    there = tx.execute(REFS, key_of(*home)).all()
-    refs = {row.number: row.refs.split() for row in there}
-    gone = {row.number for row in there if row.is_small}
-    arrays, bodies = _read(tx, home, SMALL_BODIES)
-    left = _in_order([*_kept(tx, home), *arrays, *new])[-most:]
-    packed = tx.aside(lambda: pack(*parts_of(left), level=1))
-    tx.many(SET_INSPECTED, [{"tenant": home[0], "conversation": home[1], "body": packed}])
-    stays = tx.aside(partial(_needed, left)) & {*fresh, *chain.from_iterable(refs.values())}
-    stays -= _archived(tx, home, stays if len(fresh) <= FEW else stays - fresh.keys())  # of many it was asked before
-    for number in sorted(refs.keys() - gone):
-        if not stays.issuperset(refs[number]):
-            gone.add(number)
-            bodies |= _read(tx, home, ONE_BODY, of_number=number)[1]
-    elsewhere = set(chain.from_iterable(its for number, its in refs.items() if number not in gone))
-    tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
-    kept = {ref: body for ref, body in {**bodies, **fresh}.items() if ref in stays and ref not in elsewhere}
-    yield from _bundled(tx, home, kept, last=max(refs, default=0), level=3)
-
-
-def _bundled(
-    tx: Transaction, home: Home, bodies: Mapping[str, bytes], *, last: int, arrays: bytes = b"", level: int = 1
-) -> Iterator[dict[str, object]]:
-    parts = list(_parts(bodies))
-    if arrays:
-        if not parts or len(arrays) + sum(map(len, bodies.values())) > TINY:
-            parts.append({})
-        parts[-1][ARRAYS] = [arrays]
-    for number, part in enumerate(parts, last + 1):
-        body = tx.aside(partial(pack_named, part, level=level))
-        refs = " ".join([ref for ref in part if ref != ARRAYS])
-        yield {"tenant": home[0], "conversation": home[1], "number": number, "refs": refs, "body": body}
-
-
-def _parts(bodies: Mapping[str, bytes]) -> Iterator[dict[str, list[bytes]]]:
-    part, size = dict[str, list[bytes]](), 0
-    for ref, body in bodies.items():
-        part[ref] = [body]
-        size += len(body)
-        if size >= LARGE:
-            yield part
-            part, size = {}, 0
-    if part:
-        yield part
-
-
-def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str]) -> set[str]:
-    if len(refs) <= FEW and not any(ref.startswith(OWN) for ref in refs):  # a few are new, in no archive and no bundle
-        return set()
-    found = set(chain.from_iterable(row.refs.split() for row in tx.execute(REFS, key_of(*home))))
-    new = refs - found
+def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str], *, known: set[str]) -> set[str]:
+    new = refs - known
     if any(ref.startswith(OWN) for ref in new):
-        found |= {ref_of(cut.text) for _, cut in load_cuts(tx, home[0], branch)}
-    return found | _archived(tx, home, new) if len(new) > FEW else found
+        known = known | {ref_of(cut.text) for _, cut in load_cuts(tx, home[0], branch)}
+    return known | _archived(tx, home, new) if len(new) > FEW else known  # a few are new, in no archive
 
 
 def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
@@ -320,29 +290,21 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
     packed = tx.scalar(INSPECTED, key_of(*home))
     try:
-        return [] if packed is None else tx.aside(lambda: arrays_of(unpack(packed, parts=3)))
+        return [] if packed is None else tx.aside(partial(unpack_arrays, packed))
     except BROKEN:
         tx.damage("inspected", *home)
         return []
 
 
-def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> tuple[list[KeptArrays], dict[str, bytes]]:
-    """Arrays that are in bundles, and what these say."""
-    arrays, bodies = list[KeptArrays](), dict[str, bytes]()
-    for number, body in tx.execute(query, key_of(*home) | more):
+def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> dict[str, bytes]:
+    """What bundles say."""
+    found = dict[str, bytes]()
+    for number, body in tx.execute(query, key_of(*home) | more).all():
         try:
-            found = {ref: said for ref, [said] in tx.aside(partial(unpack_named, body, parts=1)).items()}
-            arrays += arrays_of(parted(found.pop(ARRAYS), 3)) if ARRAYS in found else ()
+            found |= tx.aside(partial(unpack, body, dict[str, bytes]))
         except BROKEN:
             tx.damage("inspected", home[0], f"{home[1]} {number}")
-        else:
-            bodies |= found
-    return arrays, bodies
-
-
-def _whole(tx: Transaction, home: Home) -> tuple[list[KeptArrays], dict[str, bytes]]:
-    arrays, bodies = _read(tx, home, BODIES)
-    return _in_order([*_kept(tx, home), *arrays]), bodies
+    return found
 
 
 def _in_order(arrays: Iterable[KeptArrays]) -> list[KeptArrays]:
@@ -373,97 +335,3 @@ def _plain(kept: KeptArrays) -> dict[str, Any]:
         arrays = kept.inspected()
         return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
     return {}
-
-
-EXCERPT = 2000
-Placed = tuple[RemovedRow, int]
-
-
-def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
-    query = sa.select(cuts.c.covered).where(owned(cuts, tenant, ref=ref))
-    found = tx.scalar(query.order_by(cuts.c.at.desc(), cuts.c.version.desc()).limit(1))
-    return originals_with(tx, tenant, json.loads(found)) if found else []
-
-
-def removed(
-    tx: Transaction, conversation: ConversationRow, *, after: str | None = None, limit: int = 500
-) -> list[RemovedRow]:
-    """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none of their refs."""
-    gone = _gone(tx, conversation)
-    # By batch, then by place: the clock may have been wrong.
-    rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
-    if after is not None:
-        places = [place for place, row in enumerate(rows) if row.ref == after]
-        if not places:
-            raise KeyError(after)
-        rows = rows[places[0] + 1 :]
-    rows = rows[:limit]
-    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
-    for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(owned(originals, conversation.tenant, ref=refs))
-        known_originals |= {row.ref: row for row in tx.execute(query)}
-    return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
-
-
-def count_removed(tx: Transaction, conversation: ConversationRow) -> int:
-    """How many messages are out of the newest branch's window."""
-    return len(_gone(tx, conversation))
-
-
-def _gone(tx: Transaction, conversation: ConversationRow) -> dict[str, tuple[RemovedRow, int]]:
-    """What is out of the newest branch's window by its ref, with its place in its batch."""
-    branch = newest_branch(tx, conversation)
-    if branch is None:
-        return {}
-    batches = load_batches(tx, conversation.tenant, branch, withheld=True)
-    pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
-    gone = _edited(tx, conversation.tenant, branch, batches, pinned)
-    for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
-    return gone
-
-
-def _edited(
-    tx: Transaction, tenant: str, branch: str, batches: Iterable[Batched], pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = tx.execute(sa.select(evictions).where(owned(evictions, tenant, branch=branch)))
-    facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
-    gone: dict[str, Placed] = {}
-    for _, batch, position, edit in batches:
-        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
-            continue
-        row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
-        fact = facts.get((batch, *edit.key))
-        if fact is not None:
-            row = msgspec.structs.replace(
-                row, at=fact.at, tool=fact.tool, tokens=fact.tokens_before, kept=fact.tokens_after
-            )
-        gone[edit.ref] = (row, position)
-    return gone
-
-
-def _covered(
-    tx: Transaction, conversation: ConversationRow, branch: str, pinned: AbstractSet[str]
-) -> dict[str, Placed]:
-    known = cuts_of(tx, conversation).items()
-    made = [each for (line, _), each in known if line == branch and pinned.isdisjoint(each.covered)]
-    newest = {each.window: each for each in made}.values()
-    inside = {ref for each in newest for ref in each.covered}
-    gone: dict[str, Placed] = {}
-    for each in made:
-        for place, ref in enumerate(each.covered):
-            if ref in inside and ref not in gone:
-                row = RemovedRow(ref=ref, how=each.cut.layer, version=each.batch, at=each.at)
-                gone[ref] = (row, place)
-    return gone
-
-
-def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
-    if original is None:
-        return row
-    text = ""
-    is_whole = original.body is not None or original.frame is not None
-    with suppress(Damaged):
-        text = message_of(tx, original)[1][:EXCERPT] if is_whole and not original.quarantined else ""
-    tokens, at = row.tokens or original.tokens, row.at or original.at
-    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=at)

@@ -12,10 +12,10 @@ import msgspec
 import sqlalchemy as sa
 
 from policies.ledger import EVERY_WINDOW, NOTHING, Cut, Edit, EditKind, Ledger
-from proxy.store.packing import Damaged, unpack_words
+from proxy.store.packing import Damaged, unpack_text
 from proxy.store.records import Branch, Change, ConversationRow, EvictionRow, StoreError
 from proxy.store.schema import OF_BRANCH, OF_CONVERSATION, branches, conversations, cuts, edits, evictions
-from proxy.store.transaction import Place, Rows, Transaction, columns_of, of, ordered, owned, recorded, same, stored
+from proxy.store.transaction import Place, Rows, Transaction, of, ordered, owned, recorded, same, stored
 
 KINDS = {str(kind): kind for kind in EditKind}
 WITHHELD = b""
@@ -96,7 +96,7 @@ def load_batches(tx: Transaction, tenant: str, branch: str, *, withheld: bool = 
             continue
         said = None
         with suppress(Damaged):
-            said = unpack_words(text)
+            said = unpack_text(text)
         if said is None or sha not in (WITHHELD, _edit_sha(digest, occurrence, kind, said, ref, tokens, chain)):
             tx.damage("edit", tenant, f"{branch} {version}.{position}")
             continue
@@ -234,11 +234,8 @@ ADD_EVICTION = sa.insert(evictions)
 
 
 def add_evictions(tx: Transaction, change: Change, *, version: int) -> None:
-    rows = change.evictions
-    if rows:
-        own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
-        shared = {name: [value] * len(rows) for name, value in own.items()}
-        tx.columns(ADD_EVICTION, {**columns_of(evictions, rows), **shared, "position": range(len(rows))})
+    own = {"tenant": change.tenant, "branch": change.branch, "version": version, "at": change.at}
+    tx.many(ADD_EVICTION, [stored(evictions, row, position=n, **own) for n, row in enumerate(change.evictions)])
 
 
 def count_evictions(tx: Transaction, conversation: ConversationRow) -> int:

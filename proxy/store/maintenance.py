@@ -9,11 +9,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from proxy.store import inspections, memory
+from proxy.store import answers as answers_
+from proxy.store import checkpoints as checkpoints_
+from proxy.store import inspections
 from proxy.store.archive import drop_unheld, forget_words, held, read_original
 from proxy.store.audit import append, of_deletion
 from proxy.store.chain import AuditEvent
-from proxy.store.exchanges import keep_usage
 from proxy.store.records import ConversationRow
 from proxy.store.schema import (
     alerts,
@@ -37,12 +38,13 @@ from proxy.store.schema import (
     summaries,
 )
 from proxy.store.transaction import Rows, Transaction, keep_last, owned
+from proxy.store.usage import keep_usage
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
 PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id, provider_ids.c.digest)
 STORED = sa.text(
-    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(body) + pg_column_size(words)), 0) FROM originals)"
+    "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(words)), 0) FROM originals)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM frames)"
     " + (SELECT coalesce(sum(pg_column_size(body)), 0) FROM checkpoints)"
     " + (SELECT coalesce(sum(pg_column_size(text)), 0) FROM cuts)"
@@ -54,7 +56,9 @@ OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
 JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
 HIDDEN = frozenset({"tenant", "failed"})
-SIZE, HOUR, HOURS_KEPT = "size:", 3600, 31 * 24
+SIZE = "size:"
+HOUR = 3600
+HOURS_KEPT = 31 * 24
 KEEP_SIZE = keep_last(meta, "number")
 
 
@@ -63,7 +67,8 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
 
     Digests are hex, JSON columns are read, the bodies of originals are in base64.
     """
-    tenant, its_id = conversation.tenant, conversation.id
+    tenant = conversation.tenant
+    its_id = conversation.id
     mine = owned(branches, tenant, conversation=its_id)
     own = sa.select(branches.c.branch).where(mine)
     itself = sa.select(conversations).where(owned(conversations, tenant, id=its_id))
@@ -79,13 +84,13 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for table in OF_BRANCHES:
         query = sa.select(table).where(owned(table, tenant, branch=own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
-    bodies = {(each.branch, each.version): each.body for each in memory.listed(tx, conversation)}
+    bodies = {(each.branch, each.version): each.body for each in checkpoints_.listed(tx, conversation)}
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
-    found["answers"] = memory.answers_of(tx, conversation)
-    told = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
-    found["audit"] = _rows(tx, told.order_by(audit.c.seq))
+    found["answers"] = answers_.answers_of(tx, conversation)
+    audited = sa.select(audit).where(owned(audit, tenant, conversation=its_id))
+    found["audit"] = _rows(tx, audited.order_by(audit.c.seq))
     refs = sa.select(removed.c.ref).where(owned(removed, tenant, branch=own))
     query = sa.select(originals).where(owned(originals, tenant, ref=refs))
     found["originals"] = [_original(tx, row) for row in tx.execute(query.order_by(originals.c.id))]
@@ -150,7 +155,7 @@ def size(tx: Transaction) -> int:
 
 def keep_size(tx: Transaction, at: float) -> None:
     hour = int(at) // HOUR
-    tx.execute(KEEP_SIZE[tx.dialect], [{"name": f"{SIZE}{hour}", "number": size(tx)}])
+    tx.execute(KEEP_SIZE, {"name": f"{SIZE}{hour}", "number": size(tx)})
     tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
 
 

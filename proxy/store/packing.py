@@ -1,31 +1,22 @@
-"""What is stored, packed: bodies and long texts as one zstd frame, in which a text that stands in its message is stored
-once; short texts that Weir wrote deflated against the words that stand in most of them. Below are the kinds of columns
-that hold it.
-"""
+"""What is stored compressed, as frames of zstd, and the types of the columns that hold it."""
 
 import json
 import re
-import struct
 import threading
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 import zstandard
 
-Bind = Callable[[Any], Any]
+T = TypeVar("T")
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
 MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
 WITHOUT_WORDS = 8 << 10
-SIZE = 4
-MESSAGE_PARTS = 3
-PACKED_WORDS = b"\1"
-FRAME = b"\x28\xb5\x2f\xfd"  # what every frame begins with: RFC 8878, section 3.1.1
-# What is stored was packed with exactly this: another one needs another mark before what it packs.
-WORDS = (
+LEVEL = 6
+# What is stored was compressed with exactly this.
+WORDS = zstandard.ZstdCompressionDict(
     b'"recall":[{"tool":"kind":"query":"condensed":{"window_id":"summary_tokens":"pruned":["ending":"length","caps":'
     b'"summarizer":{"calls":1,"shared":0,"kept":0,"asked":1,"cached":0,"answered":1,"seconds":0.0,"dollars":0.0'
     b'"fidelity":{"score":"coverage":"source":"client_estimated","cold":true,"cost":0.0,"cost_saved":0.0,'
@@ -48,147 +39,89 @@ WORDS = (
     b'{"evict":1},"messages":1,"new_window_id":null,"placeholders":1,"policy":"balanced","refs":["","],"remaining":1,'
     b'"rows":"","scorers":[],"tokens_after":1,"tokens_before":1,"utilization_after":0.1,"utilization_before":0.9,"version":1}'
     b"[weir: message removed. [weir: result of read_file( removed: . Archived as "
-)
-MESSAGES = zstandard.ZstdCompressionDict(
     b'{"role":"assistant","content":"{"role":"user","content":[{"type":"text","text":"{"role":"assistant","content":null,'
     b'"tool_calls":[{"id":"call_","type":"function","function":{"name":"","arguments":"{"role":"tool","content":"'
     b'{"role":"tool","tool_call_id":"call_","content":"',
     dict_type=zstandard.DICT_TYPE_RAWCONTENT,
 )
-"""What most messages begin with. What was packed without it is read all the same, with another one nothing is."""
-
-
+"""What most details, facts, placeholders and messages consist of."""
 _ESCAPES = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one for each text
+Packed = tuple[bytes, bytes, bytes]
+"""A message's JSON before and after its text, and its text: which is stored once where the JSON has it as it is."""
 
 
 class Damaged(ValueError): ...
 
 
-@lru_cache(maxsize=64)  # making one costs ten times what packing a message does, and none is for two threads at once
+@lru_cache(maxsize=64)  # making one costs ten times what a message does, and none is for two threads at once
 def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, dict_data=words)
 
 
-def pack(*parts: bytes, level: int = 6) -> bytes:
+@lru_cache(maxsize=64)
+def _decompressor(_thread: int) -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=WORDS)
+
+
+def compress(said: bytes, *, level: int = LEVEL) -> bytes:
     """One frame; a long one without the words: with them zstd takes tables of its size, twice the time and room."""
-    said = joined(parts)
-    words = MESSAGES if len(said) < WITHOUT_WORDS else None
+    words = WORDS if len(said) < WITHOUT_WORDS else None
     return _compressor(level, words, threading.get_ident()).compress(said)
 
 
-def unpack(packed: bytes, *, parts: int) -> list[bytes]:
-    """So many parts of what :func:`pack` made. Raises :class:`Damaged`."""
-    return parted(_decompressed(packed, MESSAGES), parts)
-
-
-def pack_named(given: Mapping[str, Sequence[bytes]], *, level: int = 6) -> bytes:
-    parts = [part for each in given.values() for part in each]
-    return pack(msgspec.json.encode(list(given)), joined(parts), level=level)
-
-
-def unpack_named(packed: bytes, *, parts: int) -> dict[str, list[bytes]]:
-    told, joined = unpack(packed, parts=2)
+def decompress(frame: bytes, words: zstandard.ZstdCompressionDict | None = None) -> bytes:
+    """What was compressed, with these words in place of the usual ones. Raises :class:`Damaged`."""
     try:
-        refs = msgspec.json.decode(told)
-        found = parted(joined, parts * len(refs))
-        return {str(ref): found[parts * n : parts * (n + 1)] for n, ref in enumerate(refs)}
-    except (ValueError, TypeError):
-        raise Damaged("the refs are broken") from None
-
-
-def joined(parts: Sequence[bytes]) -> bytes:
-    return b"".join([struct.pack(f">{len(parts)}I", *map(len, parts)), *parts])
-
-
-def parted(whole: bytes, parts: int) -> list[bytes]:
-    found, start = list[bytes](), SIZE * parts
-    if len(whole) < start:
-        raise Damaged("the sizes are broken")
-    for size in struct.unpack_from(f">{parts}I", whole):
-        found.append(whole[start : start + size])
-        start += size
-    return found
-
-
-def _decompressed(packed: bytes, words: zstandard.ZstdCompressionDict) -> bytes:
-    try:
-        if not 0 <= zstandard.frame_content_size(packed) <= MAX_SIZE:
+        if not 0 <= zstandard.frame_content_size(frame) <= MAX_SIZE:
             raise Damaged("the frame does not say its size")
-        return zstandard.ZstdDecompressor(dict_data=words).decompress(packed)
+        own = _decompressor(threading.get_ident()) if words is None else zstandard.ZstdDecompressor(dict_data=words)
+        return own.decompress(frame)
     except zstandard.ZstdError:
         raise Damaged("the frame is broken") from None
 
 
-def exact_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def pack(value: object, *, level: int = LEVEL) -> bytes:
+    """Plain data as one frame of MessagePack."""
+    return compress(msgspec.msgpack.encode(value), level=level)
 
 
-def pack_words(text: str) -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, WORDS)
-    return PACKED_WORDS + packer.compress(exact_bytes(text)) + packer.flush()
-
-
-def unpack_words(packed: bytes) -> str:
-    if not packed.startswith(PACKED_WORDS):
-        return _text(packed)
+def unpack(frame: bytes, kind: type[T]) -> T:
+    """The value that was packed. Raises :class:`Damaged`."""
     try:
-        return _text(zlib.decompressobj(-15, WORDS).decompress(packed[len(PACKED_WORDS) :], MAX_SIZE))
-    except zlib.error:
-        raise Damaged("the words are broken") from None
+        return msgspec.msgpack.decode(decompress(frame), type=kind)
+    except msgspec.DecodeError:
+        raise Damaged("the frame holds something else") from None
 
 
 def pack_text(text: str, *, like: str | None = None) -> bytes:
     """A text as one frame; with another one that it is ``like`` only what it has not from there."""
     if like is None:
-        return pack(exact_bytes(text))
-    return zstandard.ZstdCompressor(level=6, dict_data=_words(like)).compress(exact_bytes(text))
+        return compress(exact_bytes(text))
+    return zstandard.ZstdCompressor(level=LEVEL, dict_data=_words(like)).compress(exact_bytes(text))
 
 
-def unpack_text(packed: bytes, *, like: str | None = None) -> str:
-    return _text(unpack(packed, parts=1)[0] if like is None else _decompressed(packed, _words(like)))
+def unpack_text(frame: bytes, *, like: str | None = None) -> str:
+    return exact_text(decompress(frame) if like is None else decompress(frame, _words(like)))
 
 
-def _words(text: str) -> zstandard.ZstdCompressionDict:
-    said = exact_bytes(text)
-    return zstandard.ZstdCompressionDict(said, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-
-
-def pack_message(body: bytes, text: str) -> bytes:
-    """A message's JSON and its text as one frame; the text once where it stands in the JSON as it is."""
-    return pack(*_message_parts(body, text))
-
-
-def pack_messages(given: Mapping[str, tuple[bytes, str]]) -> bytes:
-    """Several as one frame: level 6 would take four times as long and save 2 to 7 % of it."""
-    return pack_named({ref: _message_parts(body, text) for ref, (body, text) in given.items()}, level=3)
-
-
-def unpack_messages(packed: bytes) -> dict[str, tuple[bytes, str]]:
-    return {ref: message_in(parts) for ref, parts in unpack_named(packed, parts=MESSAGE_PARTS).items()}
-
-
-def _message_parts(body: bytes, text: str) -> tuple[bytes, bytes, bytes]:
+def pack_message(body: bytes, text: str) -> Packed:
     said = exact_bytes(text)
     inside = _escaped(text)
     head, found, tail = body.partition(inside) if inside else (body, b"", b"")
     return head, tail if found else b"", said
 
 
-def message_in(parts: Sequence[bytes]) -> tuple[bytes, str]:
-    head, tail, _ = parts
-    text = text_in(parts)
+def unpack_message(packed: Packed) -> tuple[bytes, str]:
+    head, tail, said = packed
+    text = exact_text(said)
     return (head + _escaped(text) + tail if tail else head), text
 
 
-def text_in(parts: Sequence[bytes]) -> str:
-    return _text(parts[2])
+def exact_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _escaped(text: str) -> bytes:
-    return exact_bytes(_ESCAPES.encode(text)[1:-1])
-
-
-def _text(said: bytes) -> str:
+def exact_text(said: bytes) -> str:
     try:
         return said.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -201,79 +134,85 @@ def plain_text(value: str) -> str:
     return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-class StoredText(sa.types.TypeDecorator[str]):
-    """Text that is stored as ``write`` makes it, and shown as ``read`` reads that; text that is no bytes as it is."""
+def _words(text: str) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(exact_bytes(text), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def _escaped(text: str) -> bytes:
+    return exact_bytes(_ESCAPES.encode(text)[1:-1])
+
+
+class Plain(sa.types.TypeDecorator[str]):
+    """Text without what neither database takes: lone surrogates and NUL."""
 
     impl: Any = sa.Text
     cache_ok = True
 
-    def __init__(self, write: Bind = plain_text, read: Bind | None = None) -> None:
-        super().__init__()
-        self.write = write
-        self.read = read
-
-    def binding(self, dialect: sa.Dialect) -> Bind | None:  # noqa: ARG002 - those of ids differ
-        return self.write
-
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
-        bind = None if value is None else self.binding(dialect)
-        return value if bind is None else bind(value)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
-        return self.read(value) if isinstance(value, bytes) and self.read is not None else value
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return None if value is None else plain_text(value)
 
 
-class StoredBytes(StoredText):
-    impl = sa.LargeBinary
+class Listed(sa.types.TypeDecorator[tuple[Any, ...]]):
+    impl = sa.Text
     cache_ok = True
 
-
-class StoredTuple(StoredText):
-    cache_ok = True
-
-    def __init__(self) -> None:
-        super().__init__(json.dumps)
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return None if value is None else json.dumps(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
         return tuple(json.loads(value))
 
 
-class Id(StoredText):
-    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
+class Exact(sa.types.TypeDecorator[str]):
+    """Any text, as bytes."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return None if value is None else exact_bytes(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return exact_text(value) if isinstance(value, bytes) else value
+
+
+class Compressed(Exact):
+    """Any text, compressed; what is damaged is shown as it is."""
 
     cache_ok = True
 
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return None if value is None else pack_text(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        try:
+            return unpack_text(value) if isinstance(value, bytes) else value
+        except Damaged:
+            return value.decode(errors="replace")
+
+
+class Id(sa.types.TypeDecorator[str]):
+    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is."""
+
+    impl = sa.Text
+    cache_ok = True
+
     def __init__(self, prefix: str = "") -> None:
-        super().__init__(partial(_bytes_of, prefix), self.shown)
+        super().__init__()
         self.prefix = prefix
 
-    def binding(self, dialect: sa.Dialect) -> Bind | None:
-        return self.write if dialect.name == "sqlite" else None
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        digits = value[len(self.prefix) :] if value and dialect.name == "sqlite" else ""
+        return bytes.fromhex(digits) if digits and value.startswith(self.prefix) and HEX(digits) else value
 
-    def shown(self, stored: object) -> Any:
-        return self.prefix + stored.hex() if isinstance(stored, bytes) else stored
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
+        return self.shown(value)
 
-
-@lru_cache(maxsize=4_096)  # one batch has the same few many times
-def _bytes_of(prefix: str, value: str) -> str | bytes:
-    digits = value[len(prefix) :]
-    return bytes.fromhex(digits) if digits and value.startswith(prefix) and HEX(digits) else value
+    def shown(self, value: object) -> Any:
+        return self.prefix + value.hex() if isinstance(value, bytes) else value
 
 
-def _unpacked(value: bytes) -> str:
-    try:
-        return unpack_text(value) if value.startswith(FRAME) else _text(value)
-    except Damaged:
-        return value.decode(errors="replace")
-
-
-def _in_words(value: bytes) -> str:
-    try:
-        return unpack_words(value)
-    except Damaged:
-        return value.decode(errors="replace")
-
-
-PLAIN, EXACT, LISTED = StoredText(), StoredBytes(exact_bytes, _text), StoredTuple()
-LONG, PACKED = StoredBytes(pack_text, _unpacked), StoredBytes(pack_words, _in_words)
-TENANT, CONVERSATION, BRANCH, REQUEST = Id(), Id("conv-"), Id("br-"), Id("req_")
+TENANT = Id()
+CONVERSATION = Id("conv-")
+BRANCH = Id("br-")
+REQUEST = Id("req_")

@@ -1,153 +1,53 @@
-"""PostgreSQL through SQLAlchemy's asyncio engine: for more than one process.
+"""PostgreSQL through asyncpg: for more than one process.
 
-The same functions run here as on SQLite, inside ``run_sync``. Here a statement is a round trip and every one of them a
-point of cancellation, so the transaction runs in a task of its own that nobody cancels.
-
-No statement is waited for longer than the store's timeout: the server ends it, and where even that word does not come
+No statement is waited for longer than the store's timeout: the server ends it, and where even that answer does not come
 the connection is thrown away. Once the server is known not to answer, nothing waits for it: every transaction fails at
 once until a look at it, every moment in the background, finds it back.
 
-A URL is read as libpq has it and providers print it, and put in the words of the driver. Parameters:
-https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS. The driver takes whatever it does not
-know for a setting of the server, which then refuses the connection; so every parameter is looked at here.
+A URL is what the driver reads of it. What else libpq knows only tunes a connection, and is left out: the driver
+would take it for a setting of the server, which then refuses the connection.
 """
 
 import asyncio
 import contextlib
-import os
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool
-from sqlalchemy.util import await_only
 
-from proxy.store.records import StoreError, StoreUnavailable, is_disconnect, is_retried
+from proxy.store.engine import Database, Work
+from proxy.store.errors import is_disconnect, translate
+from proxy.store.records import StoreError, StoreUnavailable
 from proxy.store.schema import check, ensure
-from proxy.store.transaction import ASIDE, Database, translate
 
-FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
-DRIVER = frozenset(
-    (
-        *("host", "port", "dbname", "database", "user", "password", "service", "krbsrvname", "gsslib", *FILES),
-        *("sslmode", "sslpassword", "sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version"),
-        "target_session_attrs",
-    )
-)
-SERVER = frozenset({"application_name", "options"})
-TUNING = frozenset(
+T = TypeVar("T")
+LEFT_OUT = frozenset(
     (
         *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"),
         *("gssencmode", "sslsni", "sslcompression", "client_encoding", "fallback_application_name"),
     )
 )
-"""What only tunes a connection, or is so anyway: taken and left aside."""
-OURS = frozenset({"connect_timeout", "channel_binding", "ssl"})
-MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-SERVERS = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
+FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 SWITCH = {"true": "require", "on": "require", "1": "require", "false": "disable", "off": "disable", "0": "disable"}
 NOT_BOUND = (
     "channel_binding=require: the driver asyncpg cannot bind the channel; the connection is encrypted all the same, "
     "and sslmode=verify-full makes sure of the server"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    dsn: str = field(repr=False)
-    settings: dict[str, str]
-    connect_timeout: float | None = None
-    context: ssl.SSLContext | None = None
-    notices: tuple[str, ...] = ()
-
-
-def address_of(url: str) -> Address:
-    try:
-        parts = urlsplit(url)
-        given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise StoreError("the store's URL cannot be read", reason="url") from None
-    unknown = sorted(given.keys() - DRIVER - SERVER - TUNING - OURS)
-    if unknown:
-        raise StoreError(f"the store's URL has a parameter that Weir does not know: {unknown[0]}", reason="url")
-    _check(given)
-    mode, notices = _mode(given), tuple[str, ...]()
-    if given.get("channel_binding") == "require":
-        notices = (NOT_BOUND,)
-        mode = mode if mode in MODES[3:] else "require"
-    context = _system_context(given, mode)
-    driver = {name: value for name, value in given.items() if name in DRIVER and name != "sslmode"}
-    if context is not None:
-        driver.pop("sslrootcert", None)
-    elif mode is not None:
-        driver["sslmode"] = mode
-    return Address(
-        dsn=parts._replace(
-            scheme="postgresql", path=parts.path if parts.path != "/" else "", query=urlencode(driver), fragment=""
-        ).geturl(),
-        settings={"application_name": "weir"} | {name: given[name] for name in given if name in SERVER},
-        connect_timeout=_seconds(given.get("connect_timeout")),
-        context=context,
-        notices=notices,
-    )
-
-
-def _check(given: dict[str, str]) -> None:
-    wanted = given.get("target_session_attrs", "any")
-    if wanted not in SERVERS:
-        said = f"target_session_attrs in the store's URL is one of {', '.join(SERVERS)}, not {wanted}"
-        raise StoreError(said, reason="url")
-    for name in FILES:
-        if given.get(name) not in {None, "system"} and not Path(given[name]).is_file():
-            raise StoreError(f"{name} in the store's URL names a file that is not there: {given[name]}", reason="url")
-
-
-def _mode(given: dict[str, str]) -> str | None:
-    mode = given.get("sslmode")
-    if mode is None and "ssl" in given:
-        mode = SWITCH.get(given["ssl"].lower(), given["ssl"])
-    if mode is not None and mode not in MODES:
-        raise StoreError(f"sslmode in the store's URL is one of {', '.join(MODES)}, not {mode}", reason="url")
-    return mode
-
-
-def _system_context(given: dict[str, str], mode: str | None) -> ssl.SSLContext | None:
-    named = given.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
-    if mode not in {"verify-ca", "verify-full"} or "sslcert" in given or named not in {None, "system"}:
-        return None
-    if named is None and (Path.home() / ".postgresql" / "root.crt").exists():
-        return None
-    context = ssl.create_default_context()
-    context.check_hostname = mode == "verify-full"
-    return context
-
-
-def _seconds(text: str | None) -> float | None:
-    if not text:
-        return None
-    try:
-        return float(text) or None
-    except ValueError:
-        raise StoreError("connect_timeout in the store's URL is a number of seconds", reason="url") from None
-
-
-T = TypeVar("T")
-ATTEMPTS = 3
 MIGRATING = 0x57454952  # "WEIR", the key of the advisory lock that migrations hold
-UNHURRIED = 60.0
 GRACE = 0.5
 """Seconds that the server's own word, that a statement took too long, is waited for."""
 IDLE = 5
 """Timeouts after which the server ends a transaction whose Weir has stopped within it, holding locks."""
 LOOKS = 0.5
+CLOSING = 60.0
 NO_DRIVER = "PostgreSQL needs the driver asyncpg: pip install 'weir-proxy[postgres]'"
 UNREACHABLE = "unreachable"
+WATCH = "watch"
 LIMITS = sa.select(
     *(
         sa.func.set_config(name, sa.bindparam(name, type_=sa.Text), True)  # noqa: FBT003 - for this transaction
@@ -157,108 +57,79 @@ LIMITS = sa.select(
 
 
 class PostgresDatabase(Database):
-    """A pool of connections to a database server; there is nothing to tend.
+    """A pool of connections to a database server.
 
     Of the engine's options ``limits`` are what every transaction begins by setting: a pooler gives each transaction
     another connection of the server's, and takes none of them when a connection begins. ``patience`` is how many
     seconds a statement may have no answer.
     """
 
-    journal = "server"
     shared = True
 
     def __init__(self, engine: AsyncEngine, *, writable: bool, notices: tuple[str, ...] = ()) -> None:
-        event.listen(engine.sync_engine, "before_cursor_execute", _go_on)
-        self._writes = writable
+        reader = engine.execution_options(isolation_level="REPEATABLE READ")
+        super().__init__(reader, engine if writable else None)
+        event.listen(engine.sync_engine, "before_cursor_execute", _begin_watch)
+        event.listen(engine.sync_engine, "after_cursor_execute", _end_watch)
         self.notices = notices
         self._engine = engine
-        self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
-        self._running: set[asyncio.Task[Any]] = set()
         self._down: StoreError | None = None
         self._looking: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, url: str, *, mode: Literal["server", "visitor", "reader"], patience: float, connections: int
+        cls, url: str, *, read_only: bool = False, patience: float, statement: float | None = None, connections: int
     ) -> "PostgresDatabase":
-        address = address_of(url)
-        is_pooled = await _prepare(address, writes=mode != "reader", patience=patience)
-        statement = patience if mode == "server" else UNHURRIED
+        """A database that has answered; a ``statement`` may take so many seconds, ``patience`` without a number."""
+        arguments, notices = connecting(url, patience)
+        statement = statement or patience
+        is_pooled = await _prepare(arguments, writes=not read_only)
         seconds = {
             "lock_timeout": patience,
             "statement_timeout": statement,
             "idle_in_transaction_session_timeout": IDLE * statement,
         }
         limits = {name: str(int(1000 * value)) for name, value in seconds.items()}
+        if not is_pooled:
+            arguments["server_settings"] |= limits
         engine = _engine(
-            address,
-            settings={} if is_pooled else limits,
-            patience=patience,
+            arguments,
             is_pooled=is_pooled,
             pool_size=connections,
             max_overflow=0,
             pool_timeout=patience,
             execution_options={"limits": limits if is_pooled else None, "patience": statement + GRACE},
         )
-        database = cls(engine, writable=mode != "reader", notices=address.notices)
+        database = cls(engine, writable=not read_only, notices=notices)
         await database.ping()
         return database
-
-    @property
-    def writable(self) -> bool:
-        return self._writes
 
     def load(self) -> dict[str, int]:
         pool = self._engine.pool
         if not isinstance(pool, QueuePool):
             return {}
-        busy, idle = pool.checkedout(), pool.checkedin()
-        return {"waiting": max(0, len(self._running) - busy), "busy": busy, "idle": idle}
-
-    async def ping(self) -> None:
-        await self.read(_one)
-
-    async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        return await self._run(self._reading, work)
-
-    async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """The result of ``work`` once it is committed; what the server gave up is tried again.
-
-        That is a deadlock, a serialization failure, and a connection that was lost before it was told to commit.
-        """
-        if not self.writable:
-            raise StoreUnavailable("the store is open for reading only", reason="read_only")
-        return await self._run(self._engine, work)
+        busy = pool.checkedout()
+        return {"waiting": max(0, len(self._running) - busy), "busy": busy, "idle": pool.checkedin()}
 
     async def backup(self, path: Path) -> None:
         dump = f"pg_dump --format=custom --file={path} DATABASE"
         raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
 
-    async def close(self) -> None:
+    async def _dispose(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNHURRIED if self._down is None else GRACE):
+            async with asyncio.timeout(CLOSING if self._down is None else GRACE):
                 await self._engine.dispose()
 
-    async def _run(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
+    async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
         if self._down is not None:
             raise StoreUnavailable(str(self._down), reason=self._down.reason)
-        task = asyncio.create_task(self._watched(engine, work))
-        self._running.add(task)
-        task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        return await super()._run(engine, work)
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen, also when its caller was cancelled
-
-    async def _watched(self, engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
+    async def _transact(self, engine: AsyncEngine, work: Work[T]) -> T:
         try:
-            return await _transact(engine, work)
+            return await super()._transact(engine, work)
         except StoreUnavailable as error:
             if error.reason == UNREACHABLE and self._down is None:
                 self._down = error
@@ -269,96 +140,41 @@ class PostgresDatabase(Database):
         while self._down is not None:
             await asyncio.sleep(LOOKS)
             with contextlib.suppress(StoreError):
-                await _transact(self._reading, _one)
+                await super()._transact(self._reader, _answers)
                 self._down = None
 
-
-def _engine(
-    address: Address, *, settings: dict[str, str], patience: float, is_pooled: bool, **options: Any
-) -> AsyncEngine:
-    arguments: dict[str, Any] = {
-        "dsn": address.dsn,
-        "timeout": address.connect_timeout or patience,
-        "server_settings": {**address.settings, **settings},
-    }
-    if address.context is not None:
-        arguments["ssl"] = address.context
-    if is_pooled:  # a statement that was prepared lives in one connection of the server, the next one may be another
-        arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
-    try:
-        return create_async_engine("postgresql+asyncpg://", hide_parameters=True, connect_args=arguments, **options)
-    except ModuleNotFoundError:
-        raise StoreError(NO_DRIVER, reason="url") from None
-
-
-async def _prepare(address: Address, *, writes: bool, patience: float) -> bool:
-    engine = _engine(address, settings={}, patience=patience, is_pooled=True, poolclass=NullPool)
-
-    def work(connection: sa.Connection) -> bool:
-        driver: Any = connection.connection.driver_connection
-        found = connection.scalar(sa.select(sa.func.pg_backend_pid()))
-        if writes:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
-            ensure(connection)
-        else:
-            check(connection)
-        return bool(found != driver.get_server_pid())
-
-    try:
-        return await _transact(engine, work)
-    except ValueError:  # the driver reads ports and versions of TLS
-        raise StoreError("the store's URL cannot be read", reason="url") from None
-    finally:
-        await engine.dispose()
-
-
-async def _transact(engine: AsyncEngine, work: Callable[[sa.Connection], T]) -> T:
-    attempt = 1
-    while True:
+    def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
+        """One transaction, given up together with its connection once a statement has had no answer for too long."""
+        options = connection.get_execution_options()
+        watch = _Watch(connection.connection.driver_connection, options.get("patience"))
+        connection.info[WATCH] = watch
         try:
-            async with engine.connect() as connection:
-                return await connection.run_sync(_whole, work)
-        except StoreError:
-            raise
-        except (exc.SQLAlchemyError, OSError) as error:
-            if attempt == ATTEMPTS or not (is_retried(error) or is_disconnect(error)):
-                raise translate(error) from None
-            attempt += 1
-
-
-def _whole(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
-    """One transaction, given up together with its connection once a statement has had no answer for too long."""
-    options = connection.get_execution_options()
-    watch = _Watch(connection.connection.driver_connection, options.get("patience"))
-    connection.info.update({_Watch: watch, ASIDE: watch.aside})
-    try:
-        transaction = connection.begin()
-        try:
-            if options.get("limits") is not None:
-                connection.execute(LIMITS, options["limits"])
-            result = work(connection)
-        except BaseException:
+            transaction = connection.begin()
+            try:
+                if options.get("limits") is not None:
+                    connection.execute(LIMITS, options["limits"])
+                result = work(connection)
+            except BaseException:
+                watch.renew()
+                transaction.rollback()
+                raise
             watch.renew()
-            transaction.rollback()
+            try:
+                transaction.commit()
+            except exc.DBAPIError as error:
+                if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
+                    raise translate(error) from None
+                raise
+            else:
+                return result
+        except (exc.DBAPIError, StoreError):
+            if watch.has_ended:
+                raise StoreUnavailable("the database does not answer", reason=UNREACHABLE) from None
             raise
-        watch.renew()
-        try:
-            transaction.commit()
-        except exc.DBAPIError as error:
-            if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
-                raise translate(error) from None
-            raise
-        else:
-            return result
-    except (exc.DBAPIError, StoreError):
-        if watch.has_ended:
-            raise StoreUnavailable("the database does not answer", reason=UNREACHABLE) from None
-        raise
-    finally:
-        watch.stop()
-        if not connection.invalidated:
-            for name in (_Watch, ASIDE):
-                connection.info.pop(name, None)
+        finally:
+            watch.stop()
+            if not connection.invalidated:
+                connection.info.pop(WATCH, None)
 
 
 class _Watch:
@@ -382,20 +198,83 @@ class _Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def aside(self, work: Callable[[], T]) -> T:
-        self.stop()
-        return await_only(asyncio.to_thread(work))
-
     def _end(self) -> None:
         self.has_ended = True
         self._driver.terminate()
 
 
-def _go_on(connection: sa.Connection, *_: object) -> None:
-    watch = connection.info.get(_Watch)
-    if watch is not None:
+def _begin_watch(connection: sa.Connection, *_: object) -> None:
+    if (watch := connection.info.get(WATCH)) is not None:
         watch.renew()
 
 
-def _one(connection: sa.Connection) -> None:
+def _end_watch(connection: sa.Connection, *_: object) -> None:
+    if (watch := connection.info.get(WATCH)) is not None:
+        watch.stop()
+
+
+def _answers(connection: sa.Connection) -> None:
     connection.execute(sa.select(sa.literal(1))).scalar_one()
+
+
+def connecting(url: str, patience: float) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The driver's arguments for a URL, and what an operator must know of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise StoreError("the store's URL cannot be read", reason="url") from None
+    given = {name: value for name, value in parse_qsl(parts.query) if name not in LEFT_OUT}
+    try:
+        timeout = float(given.pop("connect_timeout", "") or patience)
+    except ValueError:
+        raise StoreError("connect_timeout in the store's URL is a number of seconds", reason="url") from None
+    for name in FILES:
+        if given.get(name, "system") != "system" and not Path(given[name]).is_file():
+            raise StoreError(f"{name} in the store's URL names a file that is not there: {given[name]}", reason="url")
+    notices: tuple[str, ...] = ()
+    if "ssl" in given:
+        said = given.pop("ssl")
+        given.setdefault("sslmode", SWITCH.get(said.lower(), said))
+    if given.pop("channel_binding", None) == "require":
+        notices = (NOT_BOUND,)
+        given.setdefault("sslmode", "require")
+    arguments: dict[str, Any] = {"timeout": timeout, "server_settings": {"application_name": "weir"}}
+    if given.get("sslmode") in {"verify-ca", "verify-full"} and given.get("sslrootcert", "system") == "system":
+        given.pop("sslrootcert", None)
+        arguments["ssl"] = ssl.create_default_context()
+        arguments["ssl"].check_hostname = given.pop("sslmode") == "verify-full"
+    path = "" if parts.path == "/" else parts.path
+    arguments["dsn"] = parts._replace(scheme="postgresql", path=path, query=urlencode(given), fragment="").geturl()
+    return arguments, notices
+
+
+def _engine(arguments: dict[str, Any], *, is_pooled: bool, **options: Any) -> AsyncEngine:
+    if is_pooled:  # a statement that was prepared lives in one connection of the server, the next one may be another
+        arguments = {**arguments, "statement_cache_size": 0, "prepared_statement_cache_size": 0}
+    try:
+        return create_async_engine("postgresql+asyncpg://", hide_parameters=True, connect_args=arguments, **options)
+    except ModuleNotFoundError:
+        raise StoreError(NO_DRIVER, reason="url") from None
+
+
+async def _prepare(arguments: dict[str, Any], *, writes: bool) -> bool:
+    """Bring the schema up to date; whether a pooler stands in front of the server."""
+    engine = _engine(arguments, is_pooled=True, poolclass=NullPool)
+
+    def work(connection: sa.Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        found = connection.scalar(sa.select(sa.func.pg_backend_pid()))
+        if writes:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
+            ensure(connection)
+        else:
+            check(connection)
+        return bool(found != driver.get_server_pid())
+
+    database = Database(engine, engine)
+    try:
+        return await database.write(work)
+    except ValueError:  # the driver's, of a port that is no number
+        raise StoreError("the store's URL cannot be read", reason="url") from None
+    finally:
+        await database.close()

@@ -6,7 +6,6 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from sqlalchemy import exc
 
 from policies.health import Category, Checkup, Level
 from policies.ledger import (
@@ -24,8 +23,6 @@ from policies.ledger import (
 from policies.messages import Message
 from proxy.store.chain import AuditEvent
 
-RETRIED = {"40001", "40P01"}
-"""SQLSTATE of a transaction that is worth another attempt."""
 NOTE_SIZE = 16
 DAY = 86_400.0
 
@@ -64,15 +61,6 @@ class SchemaTooNew(StoreError): ...
 
 
 class CorruptStore(StoreError): ...
-
-
-def is_disconnect(error: Exception) -> bool:
-    return isinstance(error, exc.DBAPIError) and error.connection_invalidated
-
-
-def is_retried(error: Exception) -> bool:
-    cause = error.orig if isinstance(error, exc.DBAPIError) else None
-    return getattr(cause, "sqlstate", None) in RETRIED
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +106,7 @@ class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
         digest: of the message; of the covered prefix for what a summary stands for.
         kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's own).
         tool: whose result it was; empty for what answers no call.
-        tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what stands there now.
+        tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what is there now.
         tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
         position: the place in its batch, from 0.
     """
@@ -164,7 +152,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     of, and that waits no longer once there is a cut. ``chain_end`` is the hash after all ``length``
     messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
     request, ``figures`` what the audit is to say of the decision, ``condensed`` what of each text that was to become
-    shorter, and ``audited`` what it is to say beside that.
+    shorter, and ``audited`` what it is to say as well.
     """
 
     tenant: str
@@ -243,7 +231,7 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
         trend: the conversation's growth after this request; written to its branch, not read back with the row.
         parent_conversation: name of the conversation that this one is a part of, as the client says it.
         detail: buckets, events, tool results by tool.
-        health: what it made of the conversation's health; written beside it, not read back with the row.
+        health: what it made of the conversation's health; written with it, not read back with the row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
             audit and not read back with the row.
         floating: digests of the messages that its client moves; written to its branch.
@@ -345,6 +333,10 @@ class ProviderIdsRow(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     digests: tuple[bytes, ...]
     at: float
+
+
+Row = ExchangeRow | RelayedRow | AnswerRow | ProviderIdsRow | Arrival
+"""What is recorded after an answer."""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -472,7 +464,7 @@ class RemovedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message that is out of the window of a conversation, wholly or in part.
 
     ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it was, empty for none.
-    ``tokens`` are the original's, ``kept`` those of what stands there now. ``text`` is how it begins, empty where the
+    ``tokens`` are the original's, ``kept`` those of what is there now. ``text`` is how it begins, empty where the
     archive keeps digests only.
     """
 

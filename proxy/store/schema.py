@@ -4,12 +4,12 @@ Every table that holds something of a conversation has ``tenant`` as the first c
 statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (``EXACT``), because
 JSON may carry lone surrogates and NUL, which neither database takes as text.
 
-Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. A new database is made of
-these tables; migrations are for what is older. Alembic is loaded only where there is something to migrate: it costs
-110 ms and 9 MB at every start otherwise.
+Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. Alembic is loaded only where
+there is something to migrate: it costs 110 ms and 9 MB at every start otherwise.
 """
 
 import importlib
+import re
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -20,11 +20,12 @@ from policies.health import Snapshot
 from policies.ledger import Cut, Edit
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import BRANCH, CONVERSATION, EXACT, LISTED, LONG, PACKED, PLAIN, REQUEST, TENANT
-from proxy.store.records import SchemaTooNew, StoreError, is_disconnect, is_retried
+from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Compressed, Exact, Listed, Plain
+from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
-REVISIONS = ("0013", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023", "0024", "0025", "0026")
-HEAD = REVISIONS[-1]
+HEAD = "1"
+"""The newest of the revisions in ``proxy/store/migrations/versions``."""
+UNRELEASED = re.compile("00[0-9]{2}")
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
 OF_BRANCH = (OF_TENANT, sa.bindparam("branch", type_=BRANCH))
@@ -38,7 +39,7 @@ BY_TYPE: Mapping[Any, Kind] = {
     str: sa.Text(),
 }
 BY_NAME: dict[str, Kind] = {"tenant": TENANT, "conversation": CONVERSATION, "branch": BRANCH}
-BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), PLAIN)
+BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), Plain())
 BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
 BY_NAME |= dict.fromkeys(
     (
@@ -84,19 +85,12 @@ def _table(name: str, key: str, *groups: list[Any], within: sa.Table | None = No
     return sa.Table(name, metadata, *items, sa.PrimaryKeyConstraint(*key.split()), **options)
 
 
-alembic_version = sa.Table(
-    "alembic_version",
-    metadata,
-    sa.Column("version_num", sa.String(32), nullable=False),
-    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
-)
-
 meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBinary, number=sa.BigInteger))
 
 conversations = _table(
     "conversations",
     "tenant id",
-    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=PLAIN),
+    _fields(records.ConversationRow, without="branches version", id=CONVERSATION, parent=Plain()),
     _optional(health=sa.Text),
     [
         sa.Index("conversations_name", "tenant", "name", unique=True),
@@ -110,7 +104,7 @@ branches = _table(
     "tenant branch",
     _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
-    _optional(parent=BRANCH, trend=sa.Text, prepared=EXACT, wanted=sa.Text, resumed=EXACT),
+    _optional(parent=BRANCH, trend=sa.Text, prepared=Exact(), wanted=sa.Text, resumed=Exact()),
     _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer, floating=sa.Text),
     [sa.Index("branches_of_conversation", "tenant", "conversation")],
     within=conversations,
@@ -130,7 +124,7 @@ edits = _table(
     "tenant branch window_tokens version position",
     _required(tenant=TENANT, branch=BRANCH, window_tokens=sa.BigInteger, version=sa.Integer, position=sa.Integer),
     _required(sha=sa.LargeBinary),
-    _fields(Edit, text=PACKED),
+    _fields(Edit, text=Compressed()),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -148,7 +142,7 @@ cuts = _table(
         covered=sa.Text,
     ),
     _required(sha=sa.LargeBinary),
-    _fields(Cut, without="before after", text=LONG, narrative=LONG),
+    _fields(Cut, without="before after", text=Compressed(), narrative=Compressed()),
     [sa.Index("cuts_ref", "tenant", "ref")],
     within=branches,
 )
@@ -166,7 +160,7 @@ notes = _table(
     "notes",
     "tenant conversation id",
     _required(tenant=TENANT, conversation=CONVERSATION, sha=sa.LargeBinary),
-    _fields(records.NoteRow, text=EXACT),
+    _fields(records.NoteRow, text=Exact()),
     within=conversations,
 )
 
@@ -174,7 +168,7 @@ summaries = _table(
     "summaries",
     "tenant key",
     _required(tenant=TENANT, sha=sa.LargeBinary),
-    _fields(records.SummaryRow, text=EXACT),
+    _fields(records.SummaryRow, text=Exact()),
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
@@ -185,7 +179,7 @@ originals = _table(
     "id",
     _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
     _fields(records.Original, without="body text"),
-    _optional(body=sa.LargeBinary, frame=sa.BigInteger),
+    _optional(frame=sa.BigInteger),
     [sa.Index("originals_ref", "tenant", "ref", unique=True)],
     sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
 )
@@ -209,7 +203,7 @@ vectors = _table(
 evictions = _table(
     "evictions",
     "tenant branch version position",
-    _fields(records.EvictionRow, without="conversation", policy=PLAIN),
+    _fields(records.EvictionRow, without="conversation", policy=Plain()),
     within=branches,
     sqlite_with_rowid=False,
 )
@@ -222,7 +216,7 @@ exchanges = _table(
         without="name trend parent_conversation health events refusal floating inspection",
         id=REQUEST,
         parent=BRANCH,
-        detail=PACKED,
+        detail=Compressed(),
     ),
     _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
     [
@@ -237,7 +231,7 @@ exchanges = _table(
 usage_days = _table(
     "usage_days",
     "tenant conversation at model policy",
-    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=PLAIN, policy=sa.Text),
+    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=Plain(), policy=sa.Text),
     _fields(records.UsageRow, without="tenant group"),
     [sa.Index("usage_days_at", "at")],
     sqlite_with_rowid=False,
@@ -263,16 +257,16 @@ relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST)
 answers = _table(
     "answers",
     "tenant id",
-    _required(tenant=TENANT, id=PLAIN, conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    _required(tenant=TENANT, id=Plain(), conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
     _required(tokens=sa.BigInteger, reasoned=sa.BigInteger, length=sa.Integer),
-    _optional(parent=PLAIN),
+    _optional(parent=Plain()),
     [sa.Index("answers_of_conversation", "tenant", "conversation"), sa.Index("answers_at", "at")],
 )
 
 answer_items = _table(
     "answer_items",
     "tenant item",
-    _required(tenant=TENANT, item=PLAIN, answer=PLAIN),
+    _required(tenant=TENANT, item=Plain(), answer=Plain()),
     [
         sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
         sa.Index("answer_items_of_answer", "tenant", "answer"),
@@ -304,12 +298,12 @@ alerts = _table(
     within=conversations,
 )
 
-policies = _table("policies", "name", _fields(records.PolicyRow, document=EXACT))
+policies = _table("policies", "name", _fields(records.PolicyRow, document=Exact()))
 
 audit = _table(
     "audit",
     "tenant seq",
-    _fields(AuditRow, request=REQUEST, facts=PACKED),
+    _fields(AuditRow, request=REQUEST, facts=Compressed()),
     [sa.Index("audit_of_conversation", "tenant", "conversation", "seq")],
     sqlite_with_rowid=False,
 )
@@ -317,7 +311,7 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, without="tenant", policy=PLAIN, models=LISTED, allow=LISTED),
+    _fields(records.KeyRow, without="tenant", policy=Plain(), models=Listed(), allow=Listed()),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
@@ -325,11 +319,11 @@ key_use = _table(
     "key_use", "key", _required(key=sa.Text, begun=sa.Text, open=sa.Text, refused=sa.Integer, since=sa.BigInteger)
 )
 
-limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=PLAIN))
+limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=Plain()))
 
-calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=PLAIN, recent=LISTED))
+calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=Plain(), recent=Listed()))
 
-# Which messages have a word, and no more: where it stands would take four times the room.
+# Which messages have a word, and no more: its place would take four times the room.
 FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
 _WORDS = (
     "ALTER TABLE originals ADD COLUMN words tsvector",
@@ -344,46 +338,36 @@ def make(connection: sa.Connection) -> None:
     for statement in (FULL_TEXT,) if connection.dialect.name == "sqlite" else _WORDS:
         connection.exec_driver_sql(statement)
     connection.execute(sa.insert(meta), {"name": "indexed", "number": 0})
-    connection.execute(sa.insert(alembic_version), {"version_num": HEAD})
-
-
-NOT_MIGRATED = (
-    "its schema could not be brought from {found} to {head} ({why}); nothing in it was changed. Go on with the Weir "
-    "that wrote it; or take a copy (weir db backup COPY; of PostgreSQL: pg_dump), mend that, and run weir db migrate"
-)
 
 
 def ensure(connection: sa.Connection) -> None:
-    found = _known(connection)
-    if found is None:
-        make(connection)
-    elif found != HEAD:
-        try:
-            importlib.import_module("proxy.store.migrations").upgrade(connection, found=found)
-        except Exception as fault:
-            if is_disconnect(fault) or is_retried(fault):
-                raise
-            why = fault.orig if isinstance(fault, sa.exc.DBAPIError) else fault
-            said = NOT_MIGRATED.format(found=found, head=HEAD, why=why or type(fault).__name__)
-            raise StoreError(said, reason="migration") from fault
+    """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot use."""
+    if known(connection) is None:
+        importlib.import_module("proxy.store.migrations").upgrade(connection)
 
 
 def check(connection: sa.Connection) -> None:
-    found = _known(connection)
-    if found != HEAD:
-        raise StoreError(
-            f"the database has schema {found or 'none'}, this Weir needs {HEAD}: run `weir db migrate`", reason="schema"
-        )
+    if known(connection) is None:
+        raise StoreError("the database has no tables: run `weir db migrate`", reason="schema")
 
 
-def _known(connection: sa.Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
+def known(connection: sa.Connection) -> str | None:
+    """The database's revision, None where there are no tables yet. Raises what :func:`ensure` does."""
+    names = sa.inspect(connection).get_table_names()
+    if "alembic_version" not in names:
+        if names and connection.dialect.name == "sqlite":
+            raise CorruptStore("the file is a database of some other program", reason="foreign")
         return None
-    found: str | None = connection.scalar(sa.select(alembic_version.c.version_num))
-    if found is None or found in REVISIONS:
+    found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    if found is None or found == HEAD:
         return found
-    if found < HEAD:
-        raise StoreError(f"the database has schema {found}, of a Weir that was never released", reason="schema")
+    if UNRELEASED.fullmatch(found):
+        raise StoreError(
+            f"the database has schema {found}, of a Weir before the first release, which this one cannot read; nothing "
+            "in it was changed. Name another file or database (--store, store.url), or go on with the Weir that wrote "
+            "it",
+            reason="schema",
+        )
     raise SchemaTooNew(
         f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir", reason="schema"
     )

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from playwright.async_api import Browser, Page, async_playwright
 
-from proxy.store.exchanges import add_up_days
 from proxy.store.schema import exchanges
+from proxy.store.usage import adding, taken_in_days
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, prose, weir
 from tests.upstream import SimulatorSettings
@@ -136,7 +136,7 @@ def fill(site: Watched, *, conversations: int, requests: int, each: int = 0, apa
         file.execute("DELETE FROM usage_days")
     engine = sa.create_engine(f"sqlite:///{site.database}")
     with engine.begin() as connection:
-        add_up_days(connection, exchanges)
+        connection.execute(adding(lambda dialect: taken_in_days(dialect, exchanges))["sqlite"])
     engine.dispose()
 
 

@@ -5,7 +5,7 @@ import io
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from urllib.parse import quote
 import zstandard
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.store.packing import MESSAGES, Damaged, unpack_words
+from proxy.store.packing import WORDS
 from proxy.telemetry.logs import QueuedLog
 
 # Without the shape of a key, so that only knowing them, or never writing them, keeps them out.
@@ -181,11 +181,8 @@ def columns(database: Path) -> Mapping[str, str]:
 
 def _unpacked(value: bytes) -> str:
     """Bytes as text, with what they hold where they are compressed."""
-    whole = zstandard.ZstdDecompressor(dict_data=MESSAGES).decompress(value) if value.startswith(ZSTD) else value
-    said = whole.decode("utf-8", "replace")
-    with suppress(Damaged):
-        said += unpack_words(value)
-    return said + value.hex()
+    whole = zstandard.ZstdDecompressor(dict_data=WORDS).decompress(value) if value.startswith(ZSTD) else value
+    return whole.decode("utf-8", "replace") + value.hex()
 
 
 def files(database: Path) -> str:

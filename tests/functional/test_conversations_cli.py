@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from policies.memory.checkpoint import Checkpoint
 from proxy.cli import main
-from proxy.store.packing import unpack_messages
+from proxy.store.packing import Packed, unpack, unpack_message
 from tests.functional.harness import ALONE, COUNTER, ROOT, TOOLS, Deployment, opening, prose, tool_step, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -162,7 +162,8 @@ def held(database: Path, said: str) -> bool:
     with sqlite3.connect(database) as connection:
         frames = [body for (body,) in connection.execute("SELECT body FROM frames")]
     connection.close()
-    return any(said in text for frame in frames for _, text in unpack_messages(frame).values())
+    packed = [each for frame in frames for each in unpack(frame, dict[str, Packed]).values()]
+    return any(said in unpack_message(each)[1] for each in packed)
 
 
 @pytest.mark.requirement("A0.112")

@@ -18,8 +18,8 @@ import openai
 import pytest
 from click.testing import CliRunner
 
-from proxy import store
 from proxy.cli import main
+from proxy.store import write_queue
 from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import ALONE, SHARED, Deployment, Talk, prose, weir
@@ -410,7 +410,7 @@ async def test_what_requests_said_while_too_much_waited_is_kept_with_the_next_on
 ) -> None:
     async with serving(tmp_path) as api:
         talk = Talk(api.turns.client(default_headers={"x-weir-conversation": NAME}))
-        monkeypatch.setattr(store, "MAX_HELD", 0)
+        monkeypatch.setattr(write_queue, "MAX_HELD", 0)
         await talk.chat(6)
         await api.turns.settled()
         monkeypatch.undo()

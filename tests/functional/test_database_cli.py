@@ -19,7 +19,6 @@ from proxy.cli import main
 from proxy.store.schema import HEAD
 from tests.functional.bare_root import can_unshare
 from tests.functional.harness import COUNTER, Talk, weir
-from tests.proxy.test_store_of_before import unpacked
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -105,29 +104,22 @@ async def test_a_backup_for_which_there_is_no_room_says_so_and_leaves_nothing(tm
 
 
 @pytest.mark.requirement("P9")
-async def test_a_migration_that_fails_changes_nothing_and_says_what_to_do(tmp_path: Path) -> None:
-    database, copy = unpacked(tmp_path), tmp_path / "copy.db"
+async def test_a_database_of_before_the_first_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    database = tmp_path / "w.db"
+    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
     with contextlib.closing(sqlite3.connect(database)) as opened, opened:
-        opened.execute("CREATE VIEW answers AS SELECT 1")  # the migration makes a table of that name
-        (before,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
-    for command in (("db", "migrate"), ("serve", "--port", "0")):
+        opened.execute("UPDATE alembic_version SET version_num = '0026'")
+    before = database.read_bytes()
+    for command in (("db", "migrate"), ("serve", "--port", "0"), ("conversations", "list")):
         arguments = [sys.executable, "-m", "proxy", *command, "--store", str(database)]
         done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         said = " ".join(done.stderr.split())
         assert f"{database}" in said
-        assert f"its schema could not be brought from {before} to {HEAD}" in said
-        assert "answers already exists" in said
+        assert "the database has schema 0026, of a Weir before the first release" in said
         assert "nothing in it was changed" in said
-        assert "weir db backup COPY" in said
-        assert "SQL" not in said.replace("SQLite", "").replace("PostgreSQL", "")
-    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
-        assert opened.execute("SELECT version_num FROM alembic_version").fetchone() == (before,)
-        opened.execute("DROP VIEW answers")
-
-    assert (await told("db", "backup", str(copy), store=database))["path"] == str(copy), "a copy of the old schema"
-    for path in (database, copy):
-        assert (await told("db", "migrate", store=path))["schema"] == HEAD
+        assert "Name another file or database (--store, store.url)" in said
+    assert database.read_bytes() == before
 
 
 async def test_a_store_is_named_by_its_path_too(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from proxy.cli import main
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, free_port, weir
 from tests.functional.scripted import Asked, Reply, scripted
-from tests.proxy.test_store_of_before import unpacked
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -162,12 +161,22 @@ async def test_another_store_than_the_configured_one_is_checked_by_its_path_or_i
     code, found = await doctor("--config", path, "--store", str(other))
     assert (code, found["store"][0]) == (1, "fail")
 
-    other = unpacked(tmp_path)
+    other.write_bytes(b"")
     code, found = await doctor("--config", path, "--store", str(other))
     state, said, do = found["store"]
     assert (code, state) == (1, "fail")
-    assert f"the database has schema 0013, this Weir needs {HEAD}" in said
-    assert do == f"weir db backup COPY --store {other}, then weir db migrate --store {other}"
+    assert "the database has no tables" in said
+    assert do == f"weir db migrate --store {other} makes its tables"
+
+    made = await asyncio.to_thread(CliRunner().invoke, main, ["db", "migrate", "--store", str(other)])
+    assert made.exit_code == 0
+    with contextlib.closing(sqlite3.connect(other)) as opened, opened:
+        opened.execute("UPDATE alembic_version SET version_num = '0026'")
+    code, found = await doctor("--config", path, "--store", str(other))
+    state, said, do = found["store"]
+    assert (code, state) == (1, "fail")
+    assert "the database has schema 0026, of a Weir before the first release" in said
+    assert do == "name another file or database (--store, store.url)"
 
 
 async def test_a_port_that_is_taken_is_found_unless_a_weir_has_it(simulator: RunningSimulator, tmp_path: Path) -> None:

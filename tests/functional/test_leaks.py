@@ -408,17 +408,20 @@ async def bugs(run: Run) -> None:
 async def store_trouble(run: Run) -> None:
     """Locked, gone, and with a table missing, so that a statement with its parameters fails."""
     with contextlib.closing(sqlite3.connect(run.database, isolation_level=None)) as other:
+        await run.target.stored()
         other.execute("BEGIN IMMEDIATE")
         assert (await run.post(request(9, words=500, mark="locked"))).status == 200
         assert (
             await run.manage("POST", "conversations/x/notes", b'{"text": "%b"}' % CONTENT["text"].encode())
         ).status >= 400
         other.execute("ROLLBACK")
+        await run.target.stored()
         for table in ("exchanges", "originals", "branches"):
             other.execute(f"ALTER TABLE {table} RENAME TO gone_{table}")
         assert (await run.post(request(9, words=500, mark="tables"))).status == 200
         await run.target.stored()
         assert (await run.manage("GET", f"search?q={CONTENT['text']}")).status == 500
+        await run.target.stored()
         for table in ("exchanges", "originals", "branches"):
             other.execute(f"ALTER TABLE gone_{table} RENAME TO {table}")
     await run.target.stored()

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.store.packing import MESSAGE_PARTS, message_in, unpack, unpack_messages, unpack_text, unpack_words
+from proxy.store.packing import Packed, unpack, unpack_message, unpack_text
 from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
 from proxy.wire.raw import split_array, split_object
@@ -313,13 +313,12 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     (summary,) = [m["content"] for m in forwarded if "Written by Weir" in m["content"]]
     with sqlite3.connect(file) as database:
         texts = [unpack_text(row[0]) for row in database.execute("SELECT text FROM cuts ORDER BY version")]
-        edits = [unpack_words(row[0]) for row in database.execute("SELECT text FROM edits")]
+        edits = [unpack_text(row[0]) for row in database.execute("SELECT text FROM edits")]
         roles = {row[0] for row in database.execute("SELECT DISTINCT role FROM originals")}
-        alone = [row[0] for row in database.execute("SELECT body FROM originals WHERE body IS NOT NULL")]
         frames = [row[0] for row in database.execute("SELECT body FROM frames")]
     database.close()
-    bodies = b"".join(message_in(unpack(each, parts=MESSAGE_PARTS))[0] for each in alone)
-    bodies += b"".join(body for each in frames for body, _ in unpack_messages(each).values())
+    packed = [each for frame in frames for each in unpack(frame, dict[str, Packed]).values()]
+    bodies = b"".join(unpack_message(each)[0] for each in packed)
     assert texts[-1] == summary
     assert not [text for text in edits if "Written by Weir" in text]
     assert roles == {"user", "assistant"}

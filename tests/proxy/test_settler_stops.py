@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from policies.messages import HASH_SIZE, Message
-from proxy.store import HEAVY, MAX_HELD, Store, WriteBehindQueue
+from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import AnswerRow, ExchangeRow, Inspection, RelayedRow
+from proxy.store.write_queue import HEAVY, MAX_HELD
 from tests.proxy.store_rows import exchange, url
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.store import Store
-from proxy.store.packing import pack_message, unpack_messages
+from proxy.store.packing import Packed, pack, pack_message, unpack
 from proxy.store.records import Change
 from tests.proxy.store_rows import change, decided, exchange, original, sha, url
 
@@ -45,8 +45,11 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     given = change()
     await store.commit(given)
     hurt = given.originals[1]
-    flipped = pack_message(bytes([hurt.body[0] ^ 1]) + hurt.body[1:], hurt.text)
-    raw(tmp_path / "w.db", "UPDATE originals SET body = ?, frame = NULL WHERE ref = ?", flipped, hurt.ref)
+    [(frame,)] = raw(tmp_path / "w.db", "SELECT body FROM frames")
+    assert isinstance(frame, bytes)
+    held = unpack(frame, dict[str, Packed])
+    held[hurt.ref] = pack_message(bytes([hurt.body[0] ^ 1]) + hurt.body[1:], hurt.text)
+    raw(tmp_path / "w.db", "UPDATE frames SET body = ?", pack(held))
     assert raw(tmp_path / "w.db", "PRAGMA integrity_check") == [("ok",)]
     assert await store.original("tenant-a", hurt.ref) is None
     assert store.damaged == 1
@@ -98,7 +101,7 @@ async def test_what_is_deleted_goes_from_the_frame_that_others_are_in(store: Sto
     assert [await store.original("tenant-a", each.ref) for each in mine.originals] == [None, mine.originals[1], None]
     [(frame,)] = raw(tmp_path / "w.db", "SELECT body FROM frames")
     assert isinstance(frame, bytes)
-    assert list(unpack_messages(frame)) == [mine.originals[1].ref]
+    assert list(unpack(frame, dict[str, Packed])) == [mine.originals[1].ref]
     left = await store.conversation("tenant-a", "c2")
     assert left is not None
     assert await store.delete(left)
@@ -144,7 +147,7 @@ async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> Non
     await store.record([exchange(1)])
     assert await store.original("tenant-a", given.originals[0].ref) is None
     assert await store.search("tenant-a", "canary") == []
-    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, body FROM originals")
+    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, frame FROM originals")
     assert stored == [(sha(given.originals[0].body).upper(), len(given.originals[0].body), None)]
     assert b"canary" not in files(tmp_path / "w.db")
     await store.close()

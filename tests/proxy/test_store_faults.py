@@ -175,6 +175,8 @@ async def test_a_lock_of_another_process_is_waited_for_then_reported_while_reads
 async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Store, tmp_path: Path) -> None:
     store, expected, made = patient, 0, 0
     for step in range(60):
+        waits = [exchange(2000 + step, conversation="other", branch="other")]
+        before = [asyncio.create_task(store.record(waits)) for _ in range(step % 2)]
         task = asyncio.create_task(store.commit(change(expected)))
         for _ in range(step % 12):
             await asyncio.sleep(0)
@@ -182,6 +184,7 @@ async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Sto
             await asyncio.sleep(0.0005 * (step % 7))
         task.cancel()
         outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        await asyncio.gather(*before)
         made += not isinstance(outcome, BaseException)
         branch = await store.branch("tenant-a", "b1")
         await store.record([exchange(1000 + step, conversation="other", branch="other")])
@@ -270,8 +273,7 @@ async def test_a_log_that_ends_at_any_frame_opens_to_what_was_committed_before(t
     await store.checkpoint()
     for version in range(acknowledged):
         await store.commit(change(version))
-    writer = store._database._writer  # type: ignore[attr-defined]
-    assert await writer.raw(lambda driver: driver.execute("PRAGMA synchronous").fetchone()) == (FULL,)
+    assert await store._write(lambda tx: tx.connection.exec_driver_sql("PRAGMA synchronous").scalar()) == FULL
     database, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
     await store.close()
     page = int.from_bytes(log[8:12], "big")

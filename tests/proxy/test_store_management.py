@@ -11,8 +11,8 @@ from policies.ledger import Trend
 from policies.pressure import advance
 from policies.settings import ContextSettings
 from proxy.store import Store
-from proxy.store.exchanges import DAY, By
-from proxy.store.records import ExchangeRow
+from proxy.store.records import DAY, ExchangeRow
+from proxy.store.usage import By
 from tests.proxy.store_rows import exchange, url
 
 RULES = ContextSettings().trend

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from policies.ledger import Prepared
-from proxy.store import Store, memory
-from proxy.store.memory import MAX_NOTES, MAX_SUMMARIES
+from proxy.store import Store, checkpoints
+from proxy.store.notes import MAX_NOTES, MAX_SUMMARIES
 from proxy.store.packing import pack_text
 from proxy.store.records import Change, ConversationRow, NoSuchVersion, StaleVersion
 from tests.proxy.store_rows import (
@@ -136,7 +136,7 @@ async def test_versions_stay_in_order_where_the_clock_went_back(store: Store) ->
 async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "VERSIONS_KEPT", 3)
+    monkeypatch.setattr(checkpoints, "VERSIONS_KEPT", 3)
     store = await Store.open(url(tmp_path / "w.db"))
     await store.commit(change(0))
     await store.commit(change(1))

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of, seed_of
 from proxy.conversation.book import Conversations
-from proxy.store import Store
+from proxy.store import Store, archive
 from proxy.store.chain import AuditType
-from proxy.store.packing import pack_message, unpack_messages
+from proxy.store.packing import Packed, unpack
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
@@ -91,13 +91,15 @@ async def test_a_large_original_is_compressed_off_the_event_loop(store: Store, m
             await asyncio.sleep(0)
             ticks += 1
 
-    def counted(body: bytes, text: str) -> bytes:
+    pack = archive.pack
+
+    def counted(value: object, *, level: int) -> bytes:
         before = ticks
-        packed = pack_message(body, text)
+        packed = pack(value, level=level)
         within.append(ticks - before)
         return packed
 
-    monkeypatch.setattr("proxy.store.archive.pack_message", counted)
+    monkeypatch.setattr("proxy.store.archive.pack", counted)
     ticking = asyncio.create_task(tick())
     given = original(0, text=random.Random(1).randbytes(4_000_000).hex())
     await store.commit(msgspec.structs.replace(change(0), originals=(given,), covered=(given.ref,)))
@@ -125,7 +127,7 @@ async def test_two_servers_that_archive_the_same_keep_it_once(store: Store, url:
             (await connection.execute(sa.text("SELECT ref FROM originals WHERE frame IS NOT NULL"))).scalars().all()
         )
         bodies = (await connection.execute(sa.text("SELECT body FROM frames"))).scalars().all()
-    assert sorted(ref for body in bodies for ref in unpack_messages(body)) == sorted(framed)
+    assert sorted(ref for body in bodies for ref in unpack(body, dict[str, Packed])) == sorted(framed)
     for number in range(8):
         for given in (original(n, of=f"batch {number}") for n in range(3)):
             assert await store.original(TENANT, given.ref) == given

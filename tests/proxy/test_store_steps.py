@@ -1,45 +1,46 @@
 """What the pages ask of the store costs what they show, and not what the store holds beside it."""
 
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import msgspec
 import pytest
+from sqlalchemy.util import await_only
 
-from proxy.store import Store, conversations, exchanges
+from proxy.store import Store, conversations, exchanges, usage
 from proxy.store.conversations import Narrowing
 from proxy.store.transaction import Transaction
 from tests.proxy.store_rows import exchange, url
 
 NEW, SINCE, PER = 20, 1_000_000.0, 100
 ASKED: dict[str, Callable[[Transaction], Any]] = {
-    "figures": partial(exchanges.figures, tenant="tenant-a", since=SINCE, step=60.0),
-    "overheads": partial(exchanges.overheads, tenant="tenant-a", since=SINCE),
-    "dearest": partial(exchanges.dearest, tenant="tenant-a", since=SINCE, limit=5),
-    "passed": partial(exchanges.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(exchanges.used, tenant="tenant-a", day=exchanges.day_of(SINCE), by=None),
-    "usage by conversation": partial(exchanges.used, tenant="tenant-a", day=exchanges.day_of(SINCE), by="conversation"),
+    "figures": partial(usage.figures, tenant="tenant-a", since=SINCE, step=60.0),
+    "overheads": partial(usage.overheads, tenant="tenant-a", since=SINCE),
+    "dearest": partial(usage.dearest, tenant="tenant-a", since=SINCE, limit=5),
+    "passed": partial(usage.passed, tenant="tenant-a", since=SINCE, limit=12),
+    "usage": partial(usage.usage, tenant="tenant-a", since=SINCE),
+    "usage by conversation": partial(usage.usage, tenant="tenant-a", since=SINCE, by="conversation"),
 }
 
 
 def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
     """Hundreds of instructions of SQLite's machine that it takes."""
-    raw, counted = tx.connection.connection.dbapi_connection, 0
+    driver, counted = tx.connection.connection.driver_connection, 0
 
     def count() -> int:
         nonlocal counted
         counted += 1
         return 0
 
-    assert isinstance(raw, sqlite3.Connection)
-    raw.set_progress_handler(count, PER)
+    assert isinstance(driver, aiosqlite.Connection)
+    await_only(driver.set_progress_handler(count, PER))
     try:
         work(tx)
     finally:
-        raw.set_progress_handler(None, 0)
+        await_only(driver.set_progress_handler(lambda: None, 0))
     return counted
 
 
@@ -51,7 +52,7 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
     asked = {
         "timeline": partial(exchanges.timeline, conversation=row, limit=10),
         "of a policy": partial(conversations.listed, tenant="tenant-a", limit=10, only=Narrowing(policy="other")),
-        "beside": partial(exchanges.beside, keys=[(row.tenant, row.id)]),
+        "beside": partial(usage.beside, keys=[(row.tenant, row.id)]),
     }
     few = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
     await store.record([exchange(3 + n, at=2 * SINCE + n, conversation="busy") for n in range(2_000)])
