@@ -41,10 +41,14 @@ FEW = 8
 SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
 INSPECTED = sa.select(inspected.c.body).where(of(inspected, "tenant", "conversation"))
+INSPECTED_OF = sa.select(inspected.c.conversation, inspected.c.body).where(among(inspected.c.conversation))
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 PARTS = inspected_parts.c
 REFS = sa.select(PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")).where(MINE)
+REFS_OF = sa.select(
+    PARTS.conversation, PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")
+).where(among(PARTS.conversation))
 ADD_BUNDLE = sa.insert(inspected_parts)
 BODIES = sa.select(PARTS.number, PARTS.body).where(MINE).order_by(PARTS.number)
 SOME_BODIES = BODIES.where(PARTS.number.in_(sa.bindparam("numbers", expanding=True)))
@@ -209,6 +213,12 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     by_home: dict[Home, list[tuple[ExchangeRow, Inspection]]] = {}
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
+    bundles: dict[Home, list[sa.Row[*tuple[Any, ...]]]] = {}
+    for tenant, part in tx.ask_each(REFS_OF, by_home):
+        bundles.setdefault((tenant, part.conversation), []).append(part)
+    packed = {(tenant, its.conversation): its.body for tenant, its in tx.ask_each(INSPECTED_OF, by_home)}
+    inspections: list[dict[str, object]] = []
+    added: list[dict[str, object]] = []
     for key, made in by_home.items():
         try:
             arrays = [KeptArrays.of(row.id, row.at, its) for row, its in made]
@@ -217,45 +227,54 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
             continue
         newest, its = made[-1]
         is_due = any(row.evicted or row.strategy for row, _ in made)
-        _keep(tx, key, arrays, fresh, branch=newest.branch, most=its.keep, is_due=is_due)
+        there = bundles.get(key, [])
+        every = _in_order([*_unpacked(tx, key, packed.get(key)), *arrays])
+        stays = _kept_of(tx, key, there, every, fresh, branch=newest.branch, most=its.keep, is_due=is_due)
+        size = sum(len(each.records) for each in stays)
+        own = {"tenant": key[0], "conversation": key[1]}
+        inspections.append({**own, "body": tx.aside(partial(pack_arrays, stays), size=size)})
+        added += _bundle(tx, key, fresh, number=max((row.number for row in there), default=0) + 1)
+    tx.many(SET_INSPECTED, inspections)
+    tx.many(ADD_BUNDLE, added)
 
 
-def _keep(
+def _kept_of(
     tx: Transaction,
     home: Home,
-    new: Sequence[KeptArrays],
+    there: Sequence[sa.Row[*tuple[Any, ...]]],
+    arrays: Sequence[KeptArrays],
     fresh: dict[str, bytes],
     *,
     branch: str,
     most: int,
     is_due: bool,
-) -> None:
-    there = tx.execute(REFS, key_of(*home)).all()
+) -> Sequence[KeptArrays]:
+    """Which arrays stay. ``fresh`` is left with what the next bundle has to say, whose older ones are dropped."""
     refs = {row.number: set(row.refs.split()) for row in there}
     small = {row.number for row in there if row.is_small}
     for ref in _elsewhere(tx, home, branch, fresh.keys(), known=set[str]().union(*refs.values())):
         fresh.pop(ref, None)
-    arrays = _in_order([*_kept(tx, home), *new])
-    gone = set[int]()
-    if is_due or len(small) + 1 >= FEW:
-        arrays = arrays[-most:]
-        needed = tx.aside(partial(_needed, arrays))
-        stays = needed & set(fresh).union(*refs.values())
-        stays -= _archived(tx, home, stays)
-        gone = small | {number for number, its in refs.items() if not its <= stays}
-        elsewhere = set[str]().union(*(its for number, its in refs.items() if number not in gone))
-        bodies = _read(tx, home, SOME_BODIES, numbers=sorted(gone)) | fresh
-        fresh = {ref: body for ref, body in bodies.items() if ref in stays and ref not in elsewhere}
-        tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
-    own = {"tenant": home[0], "conversation": home[1]}
-    tx.execute(SET_INSPECTED, {**own, "body": tx.aside(partial(pack_arrays, arrays))})
-    _add_bundle(tx, home, fresh, number=max(refs, default=0) + 1)
+    if not is_due and len(small) + 1 < FEW:
+        return arrays
+    arrays = arrays[-most:]
+    needed = tx.aside(partial(_needed, arrays))
+    stays = needed & set(fresh).union(*refs.values())
+    stays -= _archived(tx, home, stays)
+    gone = small | {number for number, its in refs.items() if not its <= stays}
+    elsewhere = set[str]().union(*(its for number, its in refs.items() if number not in gone))
+    bodies = _read(tx, home, SOME_BODIES, numbers=sorted(gone)) | fresh
+    fresh.clear()
+    fresh |= {ref: body for ref, body in bodies.items() if ref in stays and ref not in elsewhere}
+    tx.many(DROP, [key_of(*home) | {"of_number": number} for number in sorted(gone)])
+    return arrays
 
 
-def _add_bundle(tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int) -> None:
-    if said:
-        row = {"tenant": home[0], "conversation": home[1], "number": number, "refs": " ".join(said)}
-        tx.execute(ADD_BUNDLE, {**row, "body": tx.aside(partial(pack, said, level=3))})
+def _bundle(tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int) -> list[dict[str, object]]:
+    """The row of a bundle; none where it would say nothing."""
+    if not said:
+        return []
+    body = tx.aside(partial(pack, said, level=3), size=sum(map(len, said.values())))
+    return [{"tenant": home[0], "conversation": home[1], "number": number, "refs": " ".join(said), "body": body}]
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
@@ -273,7 +292,7 @@ def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[
         mine = owned(cuts, home[0], branch=branch)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(mine, gone)) if text]
         fresh = {ref: exact_bytes(text) for text in texts if (ref := ref_of(text)) not in known}
-        _add_bundle(tx, home, fresh, number=max(row.number for row in there) + 1)
+        tx.many(ADD_BUNDLE, _bundle(tx, home, fresh, number=max(row.number for row in there) + 1))
 
 
 def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str], *, known: set[str]) -> set[str]:
@@ -288,9 +307,12 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 
 
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
-    packed = tx.scalar(INSPECTED, key_of(*home))
+    return _unpacked(tx, home, tx.scalar(INSPECTED, key_of(*home)))
+
+
+def _unpacked(tx: Transaction, home: Home, packed: bytes | None) -> list[KeptArrays]:
     try:
-        return [] if packed is None else tx.aside(partial(unpack_arrays, packed))
+        return [] if packed is None else tx.aside(partial(unpack_arrays, packed), size=8 * len(packed))
     except BROKEN:
         tx.damage("inspected", *home)
         return []

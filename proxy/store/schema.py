@@ -8,7 +8,6 @@ Columns that a record of :mod:`proxy.store.records` has as well are taken from i
 there is something to migrate: it costs 110 ms and 9 MB at every start otherwise.
 """
 
-import importlib
 import re
 from collections.abc import Mapping
 from types import NoneType
@@ -342,8 +341,10 @@ def make(connection: sa.Connection) -> None:
 
 def ensure(connection: sa.Connection) -> None:
     """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot use."""
-    if known(connection) is None:
-        importlib.import_module("proxy.store.migrations").upgrade(connection)
+    if known(connection) is None:  # as all revisions would; alembic itself, of 130 modules, is for those to come
+        make(connection)
+        connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+        connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
 def check(connection: sa.Connection) -> None:

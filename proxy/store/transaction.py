@@ -114,6 +114,9 @@ def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
     return tuple((key, column.name) for key, column in table.c.items() if key in names)
 
 
+ASIDE = 32 << 10  # bytes: work on fewer takes less time than a thread's turn
+
+
 class Transaction:
     """A connection within a transaction. ``full`` is whether content may be stored."""
 
@@ -151,9 +154,9 @@ class Transaction:
             ids.setdefault(tenant, []).append(its)
         return [(tenant, row) for tenant, some in ids.items() for row in self.ask(statement, tenant, some)]
 
-    def aside(self, work: Callable[[], T]) -> T:
-        """The result of ``work``, which takes long and needs no database, and runs in a thread."""
-        return await_only(asyncio.to_thread(work))
+    def aside(self, work: Callable[[], T], *, size: int = ASIDE) -> T:
+        """The result of ``work``, which needs no database; about ``size`` bytes or more it runs in a thread."""
+        return await_only(asyncio.to_thread(work)) if size >= ASIDE else work()
 
     def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
         return self.execute(statement, row).rowcount == 1
