@@ -1,8 +1,9 @@
 """The engine of a store: SQLAlchemy's asyncio engine, over aiosqlite or asyncpg.
 
-A transaction is a synchronous function over a connection, which ``run_sync`` runs from BEGIN to COMMIT. Every statement
-in it is a point of cancellation, so each transaction runs in a task of its own, which nobody cancels once it has begun:
-a caller that is cancelled leaves a whole transaction or none.
+A transaction is a synchronous function over a connection, which runs from BEGIN to COMMIT: on PostgreSQL under
+``run_sync``, on SQLite as a whole in the thread of its connection. It can be cancelled at every point where it waits,
+so each runs in a task of its own, which nobody cancels once it has begun: a caller that is cancelled leaves a whole
+transaction or none.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from proxy.store.errors import is_disconnect, is_retried, translate
 from proxy.store.records import StoreError, StoreUnavailable
@@ -120,13 +121,16 @@ class Database:
             try:
                 async with engine.connect() as connection:
                     self._begin()
-                    return await connection.run_sync(self._whole, work)
+                    return await self._perform(connection, work)
             except StoreError:
                 raise
             except (exc.SQLAlchemyError, OSError) as error:
                 if attempt == ATTEMPTS or not (is_retried(error) or is_disconnect(error)):
                     raise translate(error) from None
                 attempt += 1
+
+    async def _perform(self, connection: AsyncConnection, work: Work[T]) -> T:
+        return await connection.run_sync(self._whole, work)
 
     def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
         with connection.begin():

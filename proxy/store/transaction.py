@@ -1,7 +1,6 @@
 """A transaction as the functions of the store see it, and what lies between a record and its row.
 
-A function of the store takes a :class:`Transaction` first, so that they call each other within one. It is synchronous
-and runs under SQLAlchemy's ``run_sync``.
+A function of the store takes a :class:`Transaction` first, so that they call each other within one. It is synchronous.
 """
 
 import asyncio
@@ -155,8 +154,8 @@ class Transaction:
         return [(tenant, row) for tenant, some in ids.items() for row in self.ask(statement, tenant, some)]
 
     def aside(self, work: Callable[[], T], *, size: int = ASIDE) -> T:
-        """The result of ``work``, which needs no database; about ``size`` bytes or more it runs in a thread."""
-        return await_only(asyncio.to_thread(work)) if size >= ASIDE else work()
+        """The result of ``work``, which needs no database, about so many bytes of it not on the event loop."""
+        return await_only(asyncio.to_thread(work)) if size >= ASIDE and self.dialect != "sqlite" else work()
 
     def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
         return self.execute(statement, row).rowcount == 1

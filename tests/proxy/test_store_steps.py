@@ -8,7 +8,6 @@ from typing import Any
 import aiosqlite
 import msgspec
 import pytest
-from sqlalchemy.util import await_only
 
 from proxy.store import Store, conversations, exchanges, usage
 from proxy.store.conversations import Narrowing
@@ -36,11 +35,11 @@ def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
         return 0
 
     assert isinstance(driver, aiosqlite.Connection)
-    await_only(driver.set_progress_handler(count, PER))
+    driver._conn.set_progress_handler(count, PER)
     try:
         work(tx)
     finally:
-        await_only(driver.set_progress_handler(lambda: None, 0))
+        driver._conn.set_progress_handler(None, 0)
     return counted
 
 
