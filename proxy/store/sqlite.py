@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import aiosqlite
 import sqlalchemy as sa
-from sqlalchemy import event, exc
+from sqlalchemy import exc
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, SQLiteDialect_aiosqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
@@ -68,14 +68,11 @@ class SqliteDatabase(Database):
         self._writing = asyncio.Lock()
         self._lock: int | None = None
         self._deadline = 0.0
-        if writer is not None and path is not None:
-            event.listen(writer.sync_engine, "begin", self._begin_immediate)
 
     @classmethod
     async def open(cls, name: str | None, *, read_only: bool, patience: float) -> "SqliteDatabase":
         if not name or name == ":memory:":
             engine = _engine("file::memory:", patience=patience, pragmas=("foreign_keys=ON",))
-            event.listen(engine.sync_engine, "begin", _begin)
             database = cls(engine, engine, path=None, patience=patience)
             await database.write(ensure)
             return database
@@ -85,7 +82,6 @@ class SqliteDatabase(Database):
         if not read_only:
             _create(path)
         reader = _engine(f"{path.as_uri()}?mode=ro", patience=patience, size=READERS)
-        event.listen(reader.sync_engine, "begin", _begin)
         writer = None
         if not read_only:
             writer = _engine(f"{path.as_uri()}?mode=rw", patience=patience, pragmas=PRAGMAS)
@@ -186,10 +182,14 @@ class SqliteDatabase(Database):
                 return False
         return True
 
-    def _begin_immediate(self, connection: sa.Connection) -> None:
-        left = max(1, round(1000 * (self._deadline - monotonic())))
-        connection.connection.cursor().execute(f"PRAGMA busy_timeout = {left}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
+        is_writing = self._writer is not None and connection.engine is self._writer.sync_engine
+        if is_writing:
+            left = max(1, round(1000 * (self._deadline - monotonic())))
+            connection.connection.cursor().execute(f"PRAGMA busy_timeout = {left}")
+        with connection.begin():
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+            return work(connection)
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):
@@ -243,10 +243,6 @@ def _connect(uri: str, patience: float, pragmas: tuple[str, ...]) -> sqlite3.Con
         connection.close()
         raise
     return connection
-
-
-def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 def _absolute(name: str) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -99,18 +100,20 @@ def total(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
-    return {key: getattr(record, key) for key, _ in _shared(table, record.__class__)} | more
+    """A row of what a record has of a table's columns."""
+    names = _shared(table, record.__class__)
+    return dict(zip(names, attrgetter(*names)(record), strict=True)) | more
 
 
 def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
-    return kind(**{key: found[name] for key, name in _shared(table, kind) if key not in more}, **more)
+    return kind(**{key: found[table.c[key].name] for key in _shared(table, kind) if key not in more}, **more)
 
 
 @lru_cache(maxsize=64)
-def _shared(table: sa.Table, kind: Any) -> tuple[tuple[str, str], ...]:
+def _shared(table: sa.Table, kind: Any) -> tuple[str, ...]:
     names = getattr(kind, "_fields", None) or getattr(kind, "__struct_fields__", None) or [f.name for f in fields(kind)]
-    return tuple((key, column.name) for key, column in table.c.items() if key in names)
+    return tuple(key for key in table.c.keys() if key in names)  # noqa: SIM118 - iterating gives the columns
 
 
 ASIDE = 32 << 10  # bytes: work on fewer takes less time than a thread's turn
