@@ -7,8 +7,8 @@ transaction or none.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,10 +69,6 @@ class Database:
         """Whether the write-ahead log is empty now, and what was deleted gone from the disk."""
         return False
 
-    async def shrink(self) -> bool:
-        """Give some free room of the file back; whether there is more."""
-        return False
-
     async def backup(self, path: Path) -> None:
         raise NotImplementedError
 
@@ -90,13 +86,10 @@ class Database:
         return sum(engine.pool.checkedout() for engine in {self._reader, self._writer} if engine is not None)  # type: ignore[attr-defined]
 
     async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
-        return await self._finish(partial(self._transact, engine, work))
-
-    async def _finish(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of what goes on to its end once it has begun, even where its caller is cancelled."""
+        """The result of a transaction, which ends once it has begun, even where its caller is cancelled."""
         if self._is_closed:
             raise StoreUnavailable("the store is closed", reason="closed")
-        task = asyncio.create_task(work())
+        task = asyncio.create_task(self._transact(engine, work))
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
@@ -105,9 +98,6 @@ class Database:
             if task not in self._begun:  # it waits for its turn: nobody needs it any more
                 task.cancel()
             raise
-
-    def _begin(self) -> None:
-        self._begun.add(asyncio.current_task())
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
@@ -120,11 +110,11 @@ class Database:
         while True:
             try:
                 async with engine.connect() as connection:
-                    self._begin()
+                    self._begun.add(asyncio.current_task())
                     return await self._perform(connection, work)
             except StoreError:
                 raise
-            except (exc.SQLAlchemyError, OSError) as error:
+            except (exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
                 if attempt == ATTEMPTS or not (is_retried(error) or is_disconnect(error)):
                     raise translate(error) from None
                 attempt += 1

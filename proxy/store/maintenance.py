@@ -5,6 +5,7 @@ import math
 import time
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import sqlalchemy as sa
@@ -42,6 +43,7 @@ from proxy.store.usage import keep_usage
 
 CONVERSATIONS_AT_ONCE = 10
 ROWS_AT_ONCE = 500
+PAGES_AT_ONCE = 256
 PRUNED = (exchanges.c.id, relayed.c.id, summaries.c.key, answers.c.id, provider_ids.c.digest)
 STORED = sa.text(
     "SELECT (SELECT count(*) * 300 + coalesce(sum(pg_column_size(words)), 0) FROM originals)"
@@ -151,6 +153,19 @@ def size(tx: Transaction) -> int:
         return int((pages - free) * each)
     # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
     return int(tx.execute(STORED).scalar_one())
+
+
+def give_back(tx: Transaction) -> bool:
+    """Give some free room of a SQLite file back to the file system; whether there is more."""
+    if tx.dialect != "sqlite":
+        return False
+    free = sa.text("PRAGMA freelist_count")
+    before: int = tx.execute(free).scalar_one()
+    with closing(tx.connection.connection.cursor()) as cursor:
+        cursor.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+        cursor.fetchall()  # each step gives back one page
+    after: int = tx.execute(free).scalar_one()
+    return 0 < after < before
 
 
 def keep_size(tx: Transaction, at: float) -> None:

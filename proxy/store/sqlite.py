@@ -14,16 +14,15 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, closing
+from collections.abc import Coroutine, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import aiosqlite
 import sqlalchemy as sa
-from sqlalchemy import exc
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, SQLiteDialect_aiosqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
@@ -37,7 +36,6 @@ from proxy.store.schema import check, ensure
 T = TypeVar("T")
 READERS = 2
 LOCK_PAUSE = 0.01
-PAGES_AT_ONCE = 256
 OF_A_NEW_FILE = "auto_vacuum=INCREMENTAL"
 PRAGMAS = (
     "journal_mode=WAL",
@@ -65,9 +63,7 @@ class SqliteDatabase(Database):
         self._path = path
         self._patience = patience
         self._inode = NOWHERE if path is None else _inode(path)
-        self._writing = asyncio.Lock()
         self._lock: int | None = None
-        self._deadline = 0.0
 
     @classmethod
     async def open(cls, name: str | None, *, read_only: bool, patience: float) -> "SqliteDatabase":
@@ -104,18 +100,7 @@ class SqliteDatabase(Database):
     async def checkpoint(self) -> bool:
         if self._writer is None or self._path is None:
             return False
-        run = partial(self._without_transaction, self._writer)
-        ((busy, *_),) = await self._finish(partial(run, "PRAGMA wal_checkpoint(TRUNCATE)"))
-        return bool(busy == 0)
-
-    async def shrink(self) -> bool:
-        if self._writer is None or self._path is None:
-            return False
-        run = partial(self._without_transaction, self._writer)
-        ((before,),) = await self._finish(partial(run, "PRAGMA freelist_count"))
-        await self._finish(partial(run, f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})"))
-        ((after,),) = await self._finish(partial(run, "PRAGMA freelist_count"))
-        return bool(0 < after < before)
+        return await self._run(self._writer, _truncate)
 
     async def backup(self, path: Path) -> None:
         """Write a copy of one moment to a new file that only its owner can read; it is there whole or not at all."""
@@ -130,49 +115,35 @@ class SqliteDatabase(Database):
             os.close(self._lock)
             self._lock = None
 
-    async def _transact(self, engine: AsyncEngine, work: Work[T]) -> T:
-        if engine is not self._writer:
-            return await super()._transact(engine, work)
-        async with self._locked():
-            return await super()._transact(engine, work)
-
     async def _perform(self, connection: AsyncConnection, work: Work[T]) -> T:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         whole: Coroutine[Any, Any, T] = driver._execute(self._whole, connection.sync_connection, work)  # noqa: SLF001
         return await whole
 
-    async def _without_transaction(self, writer: AsyncEngine, statement: str) -> list[Any]:
-        async with self._locked():
-            self._begin()
-            try:
-                async with writer.connect() as connection:
-                    driver: Any = (await connection.get_raw_connection()).driver_connection
-                    return list(await driver.execute_fetchall(statement))
-            except (exc.SQLAlchemyError, sqlite3.Error) as error:
-                raise translate(error) from None
+    def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
+        is_writing = self._writer is not None and connection.engine is self._writer.sync_engine
+        with self._locked() if is_writing else nullcontext():
+            if work is _truncate:
+                return work(connection)
+            with connection.begin():
+                connection.connection.cursor().execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+                return work(connection)
 
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        """Hold the right to write, after waiting for it and for the file for ``patience`` seconds at most."""
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the right to write the file, after waiting for other processes for ``patience`` seconds at most."""
+        if self._path is not None and _inode(self._path) != self._inode:
+            raise StoreUnavailable(GONE, reason="gone")
         deadline = monotonic() + self._patience
+        while not self._takes_file():
+            if monotonic() > deadline:
+                raise StoreUnavailable("another process writes to the database", reason="locked")
+            sleep(LOCK_PAUSE)
         try:
-            async with asyncio.timeout(self._patience):
-                await self._writing.acquire()
-        except TimeoutError:
-            raise StoreUnavailable("the database was busy for too long", reason="busy") from None
-        try:
-            if self._path is not None and _inode(self._path) != self._inode:
-                raise StoreUnavailable(GONE, reason="gone")
-            while not self._takes_file():
-                if monotonic() > deadline:
-                    raise StoreUnavailable("another process writes to the database", reason="locked")
-                await asyncio.sleep(LOCK_PAUSE)
-            self._deadline = deadline
             yield
         finally:
             if self._lock is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._writing.release()
 
     def _takes_file(self) -> bool:
         if self._lock is not None:
@@ -182,14 +153,10 @@ class SqliteDatabase(Database):
                 return False
         return True
 
-    def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
-        is_writing = self._writer is not None and connection.engine is self._writer.sync_engine
-        if is_writing:
-            left = max(1, round(1000 * (self._deadline - monotonic())))
-            connection.connection.cursor().execute(f"PRAGMA busy_timeout = {left}")
-        with connection.begin():
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
-            return work(connection)
+
+def _truncate(connection: sa.Connection) -> bool:
+    busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+    return bool(busy == 0)
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):

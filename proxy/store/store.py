@@ -355,7 +355,7 @@ class Store:
         begins = True
         while await self._write(partial(archive.merge_words, begins=begins)):
             begins = False
-        while await self._database.shrink():
+        while await self._write(maintenance.give_back):
             pass
 
     async def _index(self, steps: int | None = None) -> None:
