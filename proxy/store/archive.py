@@ -30,7 +30,6 @@ from proxy.store.schema import branches, frames, meta, originals, removed, vecto
 from proxy.store.transaction import (
     AT_ONCE,
     Transaction,
-    Upsert,
     among,
     chunks,
     keep_first,
@@ -76,7 +75,7 @@ ADD_FRAME = sa.insert(frames)
 ADD_ORIGINAL = keep_first(originals)
 TO_WORDS = sa.func.to_tsvector(sa.literal_column("'simple'"), sa.bindparam("text", type_=sa.Text))
 WORDED = sa.table("originals", *(sa.column(each.name, each.type) for each in originals.c), sa.column("words", TSVECTOR))
-ADD_WITH_WORDS = Upsert(lambda insert: insert(WORDED).values(words=TO_WORDS).on_conflict_do_nothing())
+ADD_WITH_WORDS = keep_first(WORDED).values(words=TO_WORDS)
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
 WORDS = sa.table("originals_fts", sa.column("rowid", sa.Integer))

@@ -12,6 +12,7 @@ timeout (SQLITE_BUSY_SNAPSHOT).
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import sqlite3
 from collections.abc import Coroutine, Iterator
@@ -202,6 +203,7 @@ def _engine(uri: str, *, patience: float, pragmas: tuple[str, ...] = (), size: i
 def _connect(uri: str, patience: float, pragmas: tuple[str, ...]) -> sqlite3.Connection:
     # isolation_level: the driver begins no transaction by itself
     connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+    connection.create_function("floor", 1, math.floor, deterministic=True)  # not every SQLite has one
     try:
         is_new = pragmas and connection.execute("PRAGMA page_count").fetchone() == (0,)
         for each in (OF_A_NEW_FILE, *pragmas) if is_new else pragmas:

@@ -4,7 +4,6 @@ A function of the store takes a :class:`Transaction` first, so that they call ea
 """
 
 import asyncio
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -13,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import Insert, insert  # SQLite's dialect compiles them as well
 from sqlalchemy.util import await_only
 
 from proxy.store.packing import Packed
@@ -28,40 +28,22 @@ Rows = sa.Select[*tuple[Any, ...]]
 AT_ONCE = 500
 
 
-class Upsert(dict[str, sa.Insert]):
-    """An INSERT by the name of its dialect, made when it is used: the other dialect is not imported."""
-
-    def __init__(self, make: Callable[[Callable[[sa.TableClause], Any]], sa.Insert]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, dialect: str) -> sa.Insert:
-        made = self[dialect] = self._make(importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert)
-        return made
-
-
-def keep_first(table: sa.Table) -> Upsert:
-    return Upsert(lambda insert: insert(table).on_conflict_do_nothing())
+def keep_first(table: sa.TableClause) -> Insert:
+    return insert(table).on_conflict_do_nothing()
 
 
 def overwriting(
-    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: Callable[[str], Any] | None = None
-) -> Upsert:
+    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: sa.Select[Any] | None = None
+) -> Insert:
     """An INSERT, of rows or what a query has ``taken``, that changes a row which is there already."""
-
-    def made(insert: Callable[[sa.Table], Any]) -> sa.Insert:
-        statement = insert(table)
-        if taken is not None:
-            statement = statement.from_select(list(table.c.keys()), taken(statement.stringify_dialect))
-        key = list(table.primary_key.columns)
-        values = changes(statement.excluded, table.c)
-        overwritten: sa.Insert = statement.on_conflict_do_update(index_elements=key, set_=values)
-        return overwritten
-
-    return Upsert(made)
+    statement = insert(table)
+    if taken is not None:
+        statement = statement.from_select(list(table.c.keys()), taken)
+    values = changes(statement.excluded, table.c)
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values)
 
 
-def keep_last(table: sa.Table, *names: str) -> Upsert:
+def keep_last(table: sa.Table, *names: str) -> Insert:
     """An INSERT that overwrites some columns of a row which is there already, without any named all but its key."""
     names = names or tuple(column.key for column in table.c if not column.primary_key)
     return overwriting(table, lambda new, _: {name: new[name] for name in names})
@@ -125,21 +107,19 @@ class Transaction:
     def __init__(self, connection: sa.Connection, *, full: bool, damage: Damage) -> None:
         self.connection = connection
         self.dialect = connection.dialect.name
+        self.execute = connection.execute
         self.scalar = connection.scalar
         self.scalars = connection.scalars
         self.full = full
         self.damage = damage
         self.frames: dict[int, dict[str, Packed]] = {}
 
-    def execute(self, statement: sa.Executable | Upsert, values: Any = None) -> sa.CursorResult[*tuple[Any, ...]]:
-        return self.connection.execute(self._written(statement), values)
-
-    def many(self, statement: sa.Executable | Upsert, rows: Sequence[Mapping[str, object]]) -> None:
+    def many(self, statement: sa.Executable, rows: Sequence[Mapping[str, object]]) -> None:
         """Execute a statement once for each row, all of which have the same keys."""
         if rows:
             self.execute(statement, rows)
 
-    def ask(self, statement: sa.Executable | Upsert, tenant: str, ids: Iterable[str]) -> list[sa.Row[*tuple[Any, ...]]]:
+    def ask(self, statement: sa.Executable, tenant: str, ids: Iterable[str]) -> list[sa.Row[*tuple[Any, ...]]]:
         """The rows of a statement about some ids of a tenant's, whose condition has :func:`among`."""
         found: list[sa.Row[*tuple[Any, ...]]] = []
         for some in chunks(ids):
@@ -148,7 +128,7 @@ class Transaction:
         return found
 
     def ask_each(
-        self, statement: sa.Executable | Upsert, keys: Iterable[tuple[str, str]]
+        self, statement: sa.Executable, keys: Iterable[tuple[str, str]]
     ) -> list[tuple[str, sa.Row[*tuple[Any, ...]]]]:
         """The same about ids of several tenants: each row with its tenant, tenants and ids in their order."""
         ids: dict[str, list[str]] = {}
@@ -160,11 +140,8 @@ class Transaction:
         """The result of ``work``, which needs no database, about so many bytes of it not on the event loop."""
         return await_only(asyncio.to_thread(work)) if size >= ASIDE and self.dialect != "sqlite" else work()
 
-    def is_new(self, statement: Upsert, row: Mapping[str, object]) -> bool:
+    def is_new(self, statement: Insert, row: Mapping[str, object]) -> bool:
         return self.execute(statement, row).rowcount == 1
-
-    def _written(self, statement: sa.Executable | Upsert) -> sa.Executable:
-        return statement[self.dialect] if isinstance(statement, Upsert) else statement
 
 
 def chunks(items: Iterable[T]) -> Iterator[list[T]]:

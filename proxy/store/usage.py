@@ -5,18 +5,19 @@ It is added up by day as requests are stored.
 
 import datetime as dt
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import Insert
 
 from proxy.store import conversations as conversations_
 from proxy.store.audit import REFUSED
 from proxy.store.packing import CONVERSATION
 from proxy.store.records import DAY, ConversationRow, UsageRow
 from proxy.store.schema import NO_CONVERSATION, alerts, conversations, exchanges, relayed, usage_days
-from proxy.store.transaction import Transaction, Upsert, among, chunks, larger, of, overwriting, owned, same, total
+from proxy.store.transaction import Transaction, among, chunks, larger, of, overwriting, owned, same, total
 
 By = Literal["model", "policy", "day", "conversation"]
 ADDED = tuple(each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"})
@@ -92,22 +93,21 @@ def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
     }
 
 
-def _step_of(at: sa.Column[float], seconds: float, dialect: str) -> sa.ColumnElement[int]:
+def _step_of(at: sa.Column[float], seconds: float) -> sa.ColumnElement[int]:
     """Which step of time a moment is in, since 1970; a cast alone rounds on PostgreSQL."""
-    steps = at / seconds
-    return sa.cast(steps if dialect == "sqlite" else sa.func.floor(steps), sa.BigInteger)
+    return sa.cast(sa.func.floor(at / seconds), sa.BigInteger)
 
 
-def taken_in_days(dialect: str, table: sa.Table) -> sa.Select[Any]:
+def taken_in_days(table: sa.Table) -> sa.Select[Any]:
     x = table.c
-    day = DAY * _step_of(x.at, DAY, dialect)
+    day = DAY * _step_of(x.at, DAY)
     home = x.conversation if table is exchanges else sa.literal(NO_CONVERSATION, CONVERSATION)
     sums = _numbers(UsageRow, _sums(table))
     query = sa.select(x.tenant, home.label("conversation"), day.label("at"), x.model, x.policy, *sums)
-    return query.group_by(x.tenant, home, day, x.model, x.policy)
+    return query.where(among(x.id)).group_by(x.tenant, home, day, x.model, x.policy)
 
 
-def _without_conversation(_: str) -> sa.Select[Any]:
+def _without_conversation() -> sa.Select[Any]:
     d = usage_days.c
     sums = _numbers(UsageRow, _sums(usage_days))
     home = sa.literal(NO_CONVERSATION, CONVERSATION).label("conversation")
@@ -115,7 +115,7 @@ def _without_conversation(_: str) -> sa.Select[Any]:
     return query.where(of(usage_days, "tenant", "conversation")).group_by(d.tenant, d.at, d.model, d.policy)
 
 
-def adding(taken: Callable[[str], Any]) -> Upsert:
+def adding(taken: sa.Select[Any]) -> Insert:
     return overwriting(
         usage_days,
         lambda new, old: {
@@ -127,9 +127,9 @@ def adding(taken: Callable[[str], Any]) -> Upsert:
     )
 
 
-ADD_TO_DAYS = adding(lambda dialect: taken_in_days(dialect, exchanges).where(among(exchanges.c.id)))
-ADD_RELAYED_TO_DAYS = adding(lambda dialect: taken_in_days(dialect, relayed).where(among(relayed.c.id)))
-ADD_UP_WITHOUT = adding(_without_conversation)
+ADD_TO_DAYS = adding(taken_in_days(exchanges))
+ADD_RELAYED_TO_DAYS = adding(taken_in_days(relayed))
+ADD_UP_WITHOUT = adding(_without_conversation())
 FORGET_WHOSE = sa.delete(usage_days).where(of(usage_days, "tenant", "conversation"))
 
 
@@ -206,7 +206,7 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
     def times(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return total(sa.case((condition, 1), else_=0))
 
-    number = _step_of(x.at, step, tx.dialect)
+    number = _step_of(x.at, step)
     counted = _sums(exchanges) | {
         "refused": times(x.outcome == REFUSED),
         "healed": times(sa.and_(x.status.between(200, 399), x.attempts > 1)),

@@ -37,7 +37,6 @@ from proxy.store import (
 )
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase
-from proxy.store.transaction import Upsert
 from tests.proxy.store_rows import change, eviction, exchange, note, original, summary, url
 
 
@@ -264,8 +263,6 @@ def statements() -> Iterator[tuple[str, sa.ClauseElement]]:
         for name, value in vars(module).items():
             if isinstance(value, sa.Executable) and isinstance(value, sa.ClauseElement) and name.isupper():
                 yield f"{module.__name__}.{name}", value
-            if isinstance(value, Upsert):
-                yield f"{module.__name__}.{name}", value["postgresql"]
 
 
 @pytest.mark.parametrize(("name", "statement"), list(statements()))
