@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from proxy.store.packing import Damaged, pack, unpack
 from proxy.store.records import AnswerRow, ConversationRow, ProviderIdsRow
 from proxy.store.schema import answer_items, answers, provider_ids
-from proxy.store.transaction import Rows, Transaction, chunks, keep_first, keep_last, of, owned, recorded, stored
+from proxy.store.transaction import Rows, Transaction, keep_first, keep_last, of, owned, recorded, stored
 
 MAX_LINKS = 20_000
 ADD_ANSWER = keep_last(answers)
@@ -42,15 +42,12 @@ def answers_behind(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]
 
 def known_answers(tx: Transaction, tenant: str, ids: Collection[str]) -> int:
     query = sa.select(sa.func.count()).select_from(answers)
-    return sum(int(tx.scalar(query.where(owned(answers, tenant, id=chunk))) or 0) for chunk in chunks(ids))
+    return int(tx.scalar(query.where(owned(answers, tenant, id=list(ids)))) or 0)
 
 
 def answers_with(tx: Transaction, tenant: str, items: Collection[str]) -> list[AnswerRow]:
-    found: list[AnswerRow] = []
-    for chunk in chunks(items):
-        ids = sa.select(answer_items.c.answer).where(owned(answer_items, tenant, item=chunk))
-        found += _whole_answers(tx, sa.select(answers).where(owned(answers, tenant, id=ids)))
-    return found
+    ids = sa.select(answer_items.c.answer).where(owned(answer_items, tenant, item=list(items)))
+    return _whole_answers(tx, sa.select(answers).where(owned(answers, tenant, id=ids)))
 
 
 def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
@@ -75,11 +72,7 @@ def add_provider_ids(tx: Transaction, rows: Sequence[ProviderIdsRow]) -> None:
 
 
 def own_provider_ids(tx: Transaction, tenant: str, digests: Sequence[bytes]) -> set[bytes]:
-    found = set[bytes]()
-    for chunk in chunks(digests):
-        query = sa.select(provider_ids.c.digest).where(owned(provider_ids, tenant, digest=chunk))
-        found.update(bytes(row.digest) for row in tx.execute(query))
-    return found
+    return set(tx.scalars(sa.select(provider_ids.c.digest).where(owned(provider_ids, tenant, digest=list(digests)))))
 
 
 def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:

@@ -389,8 +389,8 @@ def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
         held = dict[str, Packed]()
         with suppress(Damaged):
             held = unpack(tx.scalar(FRAME, {"frame": number}) or b"", dict[str, Packed])
-        mine = (owned(originals, tenant, frame=number, ref=refs) for refs in chunks(held))
-        stay = {ref for where in mine for ref in tx.scalars(sa.select(originals.c.ref).where(where))}
+        mine = owned(originals, tenant, frame=number, ref=list(held))
+        stay = set(tx.scalars(sa.select(originals.c.ref).where(mine)))
         one = frames.c.id == number
         if not stay:
             tx.execute(sa.delete(frames).where(one))

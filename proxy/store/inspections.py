@@ -40,13 +40,11 @@ FEW = 8
 """So many bundles may be small, and so many messages new at once."""
 SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-INSPECTED = sa.select(inspected.c.body).where(of(inspected, "tenant", "conversation"))
-INSPECTED_OF = sa.select(inspected.c.conversation, inspected.c.body).where(among(inspected.c.conversation))
+INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(among(inspected.c.conversation))
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 PARTS = inspected_parts.c
-REFS = sa.select(PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")).where(MINE)
-REFS_OF = sa.select(
+REFS = sa.select(
     PARTS.conversation, PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")
 ).where(among(PARTS.conversation))
 ADD_BUNDLE = sa.insert(inspected_parts)
@@ -214,9 +212,9 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     for row, its, home in batch:
         by_home.setdefault((row.tenant, home), []).append((row, its))
     bundles: dict[Home, list[sa.Row[*tuple[Any, ...]]]] = {}
-    for tenant, part in tx.ask_each(REFS_OF, by_home):
+    for tenant, part in tx.ask_each(REFS, by_home):
         bundles.setdefault((tenant, part.conversation), []).append(part)
-    packed = {(tenant, its.conversation): its.body for tenant, its in tx.ask_each(INSPECTED_OF, by_home)}
+    packed = {(tenant, its.conversation): its.body for tenant, its in tx.ask_each(INSPECTED, by_home)}
     inspections: list[dict[str, object]] = []
     added: list[dict[str, object]] = []
     for key, made in by_home.items():
@@ -287,7 +285,7 @@ def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
 
 def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[bool]) -> None:
     tx.execute(LOCK, {"of_tenant": home[0], "of_id": home[1]})
-    if there := tx.execute(REFS, key_of(*home)).all():
+    if there := tx.ask(REFS, home[0], [home[1]]):
         known = set(chain.from_iterable(row.refs.split() for row in there))
         mine = owned(cuts, home[0], branch=branch)
         texts = [text for text in tx.scalars(sa.select(cuts.c.text).where(mine, gone)) if text]
@@ -307,7 +305,7 @@ def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
 
 
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
-    return _unpacked(tx, home, tx.scalar(INSPECTED, key_of(*home)))
+    return [arrays for row in tx.ask(INSPECTED, home[0], [home[1]]) for arrays in _unpacked(tx, home, row.body)]
 
 
 def _unpacked(tx: Transaction, home: Home, packed: bytes | None) -> list[KeptArrays]:

@@ -13,7 +13,7 @@ from proxy.store.audit import append, of_notes
 from proxy.store.ledger import key_of
 from proxy.store.records import NoteRow, SummaryRow
 from proxy.store.schema import conversations, notes, summaries
-from proxy.store.transaction import Transaction, chunks, keep_first, keep_last, of, owned, recorded, stored
+from proxy.store.transaction import Transaction, keep_first, keep_last, of, owned, recorded, stored
 
 MAX_NOTES = 500
 MAX_SUMMARIES = 20_000
@@ -49,8 +49,8 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
     new = [note for note in given if tx.is_new(ADD_NOTE, stored(notes, note, sha=_note_sha(note), **own))]
     surplus = tx.execute(COUNT, key).scalar_one() - MAX_NOTES if new else 0
     if surplus > 0:
-        for ids in chunks(list(tx.scalars(LEAST.limit(surplus), key))):
-            tx.execute(sa.delete(notes).where(NOTES_OF_CONVERSATION, notes.c.id.in_(ids)), key)
+        ids = tx.scalars(LEAST.limit(surplus), key).all()
+        tx.execute(sa.delete(notes).where(NOTES_OF_CONVERSATION, notes.c.id.in_(ids)), key)
     if new:
         append(tx, [of_notes(tenant, conversation, new)])
     return len(new)

@@ -15,7 +15,7 @@ from proxy.store.ledger import Batched, cuts_of, load_batches, newest_branch
 from proxy.store.packing import Damaged
 from proxy.store.records import ConversationRow, Original, RemovedRow
 from proxy.store.schema import cuts, evictions, originals
-from proxy.store.transaction import Transaction, chunks, owned
+from proxy.store.transaction import Transaction, owned
 
 EXCERPT = 2000
 Placed = tuple[RemovedRow, int]
@@ -40,10 +40,8 @@ def removed(
             raise KeyError(after)
         rows = rows[places[0] + 1 :]
     rows = rows[:limit]
-    known_originals: dict[str, sa.Row[*tuple[Any, ...]]] = {}
-    for refs in chunks(row.ref for row in rows):
-        query = sa.select(originals).where(owned(originals, conversation.tenant, ref=refs))
-        known_originals |= {row.ref: row for row in tx.execute(query)}
+    query = sa.select(originals).where(owned(originals, conversation.tenant, ref=[row.ref for row in rows]))
+    known_originals = {row.ref: row for row in tx.execute(query)}
     return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
 
 

@@ -17,7 +17,7 @@ from proxy.store.audit import REFUSED
 from proxy.store.packing import CONVERSATION
 from proxy.store.records import DAY, ConversationRow, UsageRow
 from proxy.store.schema import NO_CONVERSATION, alerts, conversations, exchanges, relayed, usage_days
-from proxy.store.transaction import Transaction, among, chunks, larger, of, overwriting, owned, same, total
+from proxy.store.transaction import Transaction, among, larger, of, overwriting, owned, same, total
 
 By = Literal["model", "policy", "day", "conversation"]
 ADDED = tuple(each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"})
@@ -148,24 +148,23 @@ class Beside(msgspec.Struct, frozen=True):
 
 def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Beside]:
     x = exchanges.c
+    a = alerts.c
     took = _sums(exchanges)
+    ids = [conversation for _, conversation in keys]
+    newest = sa.func.max(x.at).label("newest")
+    sums = (took["tokens_before"], took["tokens_after"], sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
+    query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+    summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
+    last = sa.select(x.tenant, x.conversation, x.policy).where(
+        sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+    )
+    policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+    open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
+    counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
     found: dict[tuple[str, str], Beside] = {}
-    for some in chunks(keys):
-        ids = [conversation for _, conversation in some]
-        newest = sa.func.max(x.at).label("newest")
-        sums = (took["tokens_before"], took["tokens_after"], sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
-        query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
-        summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
-        last = sa.select(x.tenant, x.conversation, x.policy).where(
-            sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
-        )
-        policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
-        a = alerts.c
-        open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
-        counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
-        for key in some:
-            _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-            found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
+    for key in keys:
+        _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
+        found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
     return found
 
 
