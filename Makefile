@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-rest test-all soak check lint types docs demo rows lock lock-diff audit bench gate screenshots clean
+.PHONY: run test test-rest test-all soak check lint types docs site demo rows lock lock-diff audit bench gate screenshots clean
 .DEFAULT_GOAL := run
 
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -51,6 +51,10 @@ types: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev  ## what is written of the product, and its size; a part of `make test`
 	$(BIN)/python -m pytest -q tests/architecture
+
+site: export NO_MKDOCS_2_WARNING = 1
+site: $(VENV)/.installed-dev  ## the documentation as pages, into build/site
+	$(BIN)/mkdocs build --strict -q
 
 rows: $(VENV)/.installed-dev  ## requirement rows that no test carries
 	@$(BIN)/python -m tests.architecture.rows

@@ -29,7 +29,7 @@ from benchmarks.served import Chat, size
 
 SAMPLE = ROOT / "tests" / "data" / "sample"
 BRIEFLY = " Answer in one short sentence."
-MAX_ANSWER = 80
+MAX_ANSWER = 48
 PATIENCE = 600.0
 WAYS = ("weir", "tail", "unmanaged")
 

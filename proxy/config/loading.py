@@ -49,7 +49,7 @@ _FILE = "_FILE"
 
 
 class _Environment(Mapping[str, str]):
-    """The process's variables. What is absent is read from the file that ``NAME_FILE`` names, as secrets are mounted."""
+    """The process's variables. What is absent is read from the file that ``NAME_FILE`` names."""
 
     def __getitem__(self, name: str) -> str:
         file = os.environ.get(name + _FILE)
