@@ -74,9 +74,11 @@ def measure(conversation: Mapping[str, Any], port: int, through: int, console: C
     name = conversation["meta"]["id"]
     budget = 0
     for way in WAYS:
+        history = conversation["messages"]
+        if way == "tail":
+            history = newest(history, budget)  # once, so that the model server's cache serves all questions
         for probe in conversation["probes"]:
-            whole = [*conversation["messages"], {"role": "user", "content": probe["question"] + BRIEFLY}]
-            sent = newest(whole, budget) if way == "tail" else whole
+            sent = [*history, {"role": "user", "content": probe["question"] + BRIEFLY}]
             status, text, tokens, told = ask(through if way == "weir" else port, sent)
             if way == "weir":
                 budget = max(budget, after(told))
