@@ -342,8 +342,7 @@ class Bounds:
     @property
     def refused_above(self) -> int:
         """A policy that refuses in place of managing keeps its whole reserve."""
-        whole = self.settings.when_full == "reject"
-        return self._within_ceiling(self.budget.reserved_limit if whole else self.budget.send_limit)
+        return self._within_ceiling(self.budget.send_limit if self.settings.manages else self.budget.reserved_limit)
 
     @property
     def hard_limit(self) -> int:
@@ -426,6 +425,8 @@ ROOM_IN_RESERVE = 0.5
 """Where what cannot be removed leaves less than a quarter of the rest of the window as room, half of the rest is the
 room: the reserve makes way, or every step would be a batch, and nothing of what happened could be kept."""
 EMPTIED = "-"
+CLEARED_MARKER = "[Old tool result content cleared]"
+PLACEHOLDER_TOKENS = 50
 MIN_DATA = 40
 """Tokens that what a message hands over has at the least where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
@@ -534,7 +535,7 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
     """
     settings, message = bounds.settings, bounds.transcript.messages[index]
     if settings.placeholder != "finding":
-        return settings.marker if settings.placeholder == "marker" else EMPTIED
+        return CLEARED_MARKER if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return (
             f"[weir: {in_one_line(message.role)} message of {message.tokens} tokens removed; archived as {message.ref}]"
@@ -545,7 +546,7 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
         tool=call.name if call else "tool",
         arguments=call.arguments if call else "",
         ref=message.ref,
-        max_tokens=settings.placeholder_tokens,
+        max_tokens=PLACEHOLDER_TOKENS,
         counter=bounds.counter,
         readings=bounds.readings,
     )

@@ -110,9 +110,9 @@ def plan(
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
         settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
-    known = ConversationState(length=known.length) if settings.when_full == "reject" else known
+    known = ConversationState(length=known.length) if not settings.manages else known
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
-    if settings.memory.is_declared:
+    if settings.memory:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or is_wanted(settings, known)
@@ -143,7 +143,7 @@ def plan(
         yield Offload()
         yield from run_asked(work, bounds)
     bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
-    if loads and settings.when_full == "manage":
+    if loads and settings.manages:
         yield from lighten(work, bounds, loads)
     yield from _recall(work, bounds, pages=pages or Pages(), elsewhere=elsewhere)
     if transcript.binds:
@@ -163,11 +163,11 @@ def _manage(
         yield Offload()
         yield from run_client_edits(work, bounds, edits)
     bounds = _hurried(bounds, grown, work.draft, limits=limits)
-    if settings.when_full == "manage" and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
+    if settings.manages and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
         yield Offload()
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
-    elif settings.when_full == "manage" and is_crowded(work.draft, bounds):
+    elif settings.manages and is_crowded(work.draft, bounds):
         yield Offload()
         yield from run_anew(work, with_room(bounds))
     return bounds
@@ -453,7 +453,7 @@ def is_soft(
     trend: Trend = UNKNOWN,
 ) -> bool:
     rules = settings.summaries
-    if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
+    if settings.summarizer is None or settings.compaction != "proxy" or not settings.manages:
         return False
     if rules.prepare_messages is not None:
         covered = max((cut.covers for cut in known.cuts), default=0)

@@ -39,12 +39,14 @@ from policies.ledger import (
 )
 from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
 from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
-from policies.settings import CACHE_TTL, ContextSettings, TrendRules, Zones
+from policies.settings import CACHE_TTL, ContextSettings, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
 MAX_NAMED = 5
+VELOCITY_WINDOW = 5
+SPIKE_MULTIPLIER = 3.0
 EMA_ALPHA = 0.3
 """Weight of the newest growth in the baseline."""
 BURN_WINDOW = 20
@@ -64,9 +66,7 @@ def own_trend(trend: Trend, transcript: Transcript) -> Trend:
     return trend if is_own else trend._replace(raw=None, length=0, spike=False)
 
 
-def advance(
-    before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
-) -> Trend:
+def advance(before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float) -> Trend:
     """All counts are uncalibrated, or a new calibration would look like growth.
 
     Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it is not known yet.
@@ -79,9 +79,9 @@ def advance(
     if growth is None:
         return Trend(raw, length, before.deltas, before.baseline, zone, at, burn)
     known = before.baseline
-    deltas = (*before.deltas, growth)[-max(1, rules.window) :]
+    deltas = (*before.deltas, growth)[-VELOCITY_WINDOW:]
     baseline = growth if known is None else EMA_ALPHA * growth + (1 - EMA_ALPHA) * known
-    spike = known is not None and growth > rules.spike_multiplier * known
+    spike = known is not None and growth > SPIKE_MULTIPLIER * known
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
 
@@ -307,7 +307,6 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
             buckets=counted if budget.caps else None,
             zone=trend.zone,
             at=trend.at or 0.0 if at is None else at,
-            rules=settings.trend,
         )._replace(end=b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()),
         cold=idle is not None and idle > CACHE_TTL and settings.cold_at is not None,
     )
@@ -423,7 +422,7 @@ def passed(
     What its client asks for beside it is not looked at.
     """
     settings = limits.settings
-    if known.triggered or known.resumed is not None or settings.memory.is_declared or is_wanted(settings, known):
+    if known.triggered or known.resumed is not None or settings.memory or is_wanted(settings, known):
         return None
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     return pass_on(transcript, grown, limits=limits) if is_quiet(transcript, grown, limits=limits) else None

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, Status
+from policies.limits import RECALL_TOOL
 from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
 from policies.memory.state import previous_state, read_state, state_of
 from policies.messages import parse_turn_boundaries
-from policies.settings import PROMPTS
 from policies.summary.ask import condense, lines_of
 from policies.summary.material import render_resumed, render_summary, way_back
 from policies.text.extract import extract
@@ -37,7 +37,10 @@ MIN_EXTRACT = 0.5
 MAX_EXTRACT = 64_000
 NEW_WINDOW = 4_000
 """Most tokens of what a new window, or a conversation that goes on from another, begins with."""
+NOTE_SHARE = 0.04
 MIN_NOTE, MAX_NOTE = 200, 2_000
+SMALL_WINDOW = 4_096
+"""Tokens of a window up to which no model writes notes: all of its room is the extract's."""
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 MIN_WINDOW = 120
@@ -48,6 +51,8 @@ MIN_SUMMARY = 100
 MIN_RESUMED = 60
 MIN_ROOM = 2_000
 MAX_LIST_LEN = 12
+MAX_NOTES = 2_000
+"""Tokens of the notes that tools and people took, in a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Compact(Strategy):
     keep_messages: int | None = whole(None)
     keep_turns: int | None = whole(None)
     evict_pct: float | None = number(None, most=100)
-    prompt: str = word(*PROMPTS)
+    prompt: str = word("structured", "handoff", "plain")
     prepared: bool = flag()
 
     def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
@@ -103,7 +108,6 @@ class Compact(Strategy):
             sources,
             goal=goal,
             previous=previous_state(bounds.known, sources),
-            tools=bounds.settings.notes,
             readings=bounds.readings,
         )
         bounds.announce("state")
@@ -208,8 +212,8 @@ def _around(bounds: Bounds, *, gone: int) -> int:
 
 
 def _way_back(bounds: Bounds) -> str:
-    recall = bounds.settings.recall
-    return way_back(calls=bool(bounds.transcript.calls), tool=recall.name if recall.tool else "")
+    tool = RECALL_TOOL if bounds.settings.recall.tool else ""
+    return way_back(calls=bool(bounds.transcript.calls), tool=tool)
 
 
 def _room_beside(bounds: Bounds, summary: int) -> int:
@@ -318,7 +322,6 @@ def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
         return Checkpoint.from_json(draft.checkpoint)
     return state_of(
         bounds.transcript,
-        settings=bounds.settings,
         known=bounds.known,
         counter=bounds.counter,
         readings=bounds.readings,
@@ -351,15 +354,15 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
-    transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
+    transcript = bounds.transcript
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
     sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
     task, newest = bounds.protection.task, bounds.protection.current
     goal = _own(bounds, task)
     before = known_summary(bounds, most=len(transcript.chain))
-    tools, past = settings.notes, previous_state(known, sources)
-    state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
+    past = previous_state(bounds.known, sources)
+    state = read_state(sources, goal=goal, previous=past, readings=bounds.readings)
     told = before
     if gone and may_summarize(bounds):
         told = yield from summarize(bounds, gone, before=before, key=transcript.chain[-1].hex())
@@ -394,12 +397,12 @@ def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
 
 def may_summarize(bounds: Bounds) -> bool:
     settings = bounds.settings
-    return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
+    return settings.summarizer is not None and bounds.budget.window > SMALL_WINDOW and bounds.room >= MIN_ROOM
 
 
 def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
-    transcript, settings = bounds.transcript, bounds.settings
+    transcript = bounds.transcript
     fresh = [i for i in gone if transcript.place(i) >= before.covers] if before.text else list(gone)
     sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
@@ -408,13 +411,12 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     named, task = bounds.layer.params.get("prompt"), bounds.protection.task
     written = yield from condense(
         lines,
-        prompt=named if isinstance(named, str) else settings.summaries.prompt,
+        prompt=named if isinstance(named, str) else "structured",
         previous=before.text,
         max_tokens=note_size(bounds),
         max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
-        by_schema=settings.summaries.by_schema,
-        most_chunks=settings.summaries.most_chunks,
+        by_schema=True,
         key=key,
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
@@ -425,7 +427,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
 
 
 def note_size(bounds: Bounds) -> int:
-    return min(max(int(bounds.shape.note * bounds.room), MIN_NOTE), MAX_NOTE)
+    return min(max(int(NOTE_SHARE * bounds.room), MIN_NOTE), MAX_NOTE)
 
 
 def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
@@ -452,7 +454,7 @@ def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Seq
         if bounds.counter.count(grown) > most:
             break
         text = grown
-    left = min(most - bounds.counter.count(text), bounds.settings.notes.max_tokens)
+    left = min(most - bounds.counter.count(text), MAX_NOTES)
     notes = [note for note in bounds.known.notes if note.text not in shown]
     said = render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
     return "\n".join(part for part in (text, said) if part)

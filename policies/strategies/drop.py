@@ -120,8 +120,8 @@ def _cap(bounds: Bounds, tool: str, *, whole: bool) -> int:
     """The largest result of a tool in tokens, framing included: its own cap within what its share and bucket allow."""
     ingest = bounds.settings.ingest
     own = ingest.tools.get(tool)
-    if own is None and tool in ingest.sub_agent_tools:
-        own = min(ingest.sub_agent_cap, ingest.cap)
+    if own is None and tool in ingest.sub_agents:
+        own = min(ingest.sub_agents[tool], ingest.cap)
     return ingest_cap_for(bounds.settings, bounds.budget, whole=whole, own=own)
 
 

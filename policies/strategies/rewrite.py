@@ -135,7 +135,6 @@ def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
         max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
         key=job.key,
-        most_chunks=bounds.settings.summaries.most_chunks,
         task=job.task,
     )
     text = written.text.strip()
@@ -255,15 +254,15 @@ class SummarizeToolResult(Strategy):
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
         ingest, calls, steps = bounds.settings.ingest, bounds.transcript.calls, step_numbers(draft.transcript.messages)
-        reports = {*ingest.sub_agent_tools} if may_ask(bounds) else set[str]()
+        reports = ingest.sub_agents if may_ask(bounds) else {}
         found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
             if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
                 continue
             call, text = calls.get(index), draft.transcript.read(index).text
             report = call is not None and call.name in reports
-            if report and message.tokens > ingest.sub_agent_cap:
-                most = min(ingest.sub_agent_cap, int(piece.tokens * 0.9))
+            if call is not None and message.tokens > reports.get(call.name, message.tokens):
+                most = min(reports[call.name], int(piece.tokens * 0.9))
                 job: RewriteTask | None = reading_of(bounds, index, call, kind=EditKind.SUMMARY, most=most)
             else:
                 job = self._finding(bounds, piece, index, call)

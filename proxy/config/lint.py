@@ -273,9 +273,9 @@ def _bucket_cautions(settings: ContextSettings) -> Found:
 
 
 def _layer_cautions(settings: ContextSettings) -> Found:
-    if settings.when_full == "reject":
+    if not settings.manages:
         if settings.layers:
-            yield ("cascade",), "no layer ever runs where when_full is reject"
+            yield ("cascade",), "no layer ever runs where enforce is reject"
         return
     if settings.ingest.cap > MAX_RESULT:
         yield ("ingest", "cap"), f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window"

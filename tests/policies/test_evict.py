@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.draft import ConversationState, Draft, bounds_for, untouched
 from policies.messages import Transcript, protect
 from policies.scoring.eviction import SCORERS, ContentType
-from policies.settings import ContextSettings, Layer, Memory, Param
+from policies.settings import ContextSettings, Layer, Param
 from policies.strategies.clear import candidates
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, step, strategy, talk, user, window, words
@@ -85,7 +85,7 @@ def test_no_rule_about_what_may_go_is_ever_broken(data: st.DataObject) -> None:
             said.append(user(f"<memory>{text}"))
         else:
             said.append(Said(kind, text))
-    policy = replace(PLAIN, memory=Memory(tags=("<memory>",)))
+    policy = replace(PLAIN, memory=("<memory>",))
     transcript = replace(talk(*said), memory=frozenset(i for i, s in enumerate(said) if s.text.startswith("<memory>")))
     done = evicted(transcript, target=0, policy=policy, scorer=data.draw(st.sampled_from(SCORERS)), types=ALL)
     protection = protect(transcript)

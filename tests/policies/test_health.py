@@ -150,16 +150,6 @@ def test_the_same_call_three_times_in_a_row_is_a_loop() -> None:
     assert closed(found) == [(5, "loop")]
 
 
-@pytest.mark.requirement("A0.122")
-def test_fidelity_is_null_until_it_is_evaluated_and_alerts_below_75_percent() -> None:
-    [fresh] = run([sample()])
-    assert fresh.snapshot.fidelity_score is None
-
-    for score, expected in ((0.86, []), (0.85, ["fidelity_low"]), (0.75, ["fidelity_low"]), (0.74, ["fidelity"])):
-        [rated] = run([sample()], fresh.health._replace(fidelity=score))
-        assert (rated.snapshot.fidelity_score, [a.kind for a in rated.opened]) == (score, expected)
-
-
 @pytest.mark.requirement("A0.123", "D18")
 @pytest.mark.parametrize(
     ("share", "limit", "due"),

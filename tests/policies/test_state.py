@@ -7,11 +7,9 @@ from policies.ledger import Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import read_state
 from policies.messages import ToolCall
-from policies.settings import NoteTaking
 from policies.text.segments import Source
 from tests.policies.sessions import queue_session
 
-TOOLS = NoteTaking()
 GOAL = (
     "Move the billing job of our shop to the new queue.\n"
     "You are done when test_drain passes and no invoice is sent twice.\n"
@@ -20,7 +18,7 @@ GOAL = (
 
 
 def state_of(sources: Sequence[Source], previous: Checkpoint | None = None, goal: str = "") -> Checkpoint:
-    return read_state(sources, goal=goal, previous=previous, tools=TOOLS)
+    return read_state(sources, goal=goal, previous=previous)
 
 
 def called(position: int, name: str, arguments: str, result: str = "ok") -> list[Source]:

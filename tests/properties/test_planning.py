@@ -296,7 +296,7 @@ def test_what_is_forwarded_fits_or_the_error_says_why_not(
 ) -> None:
     transcript = talk(flat(happened), tools=20)
     decision = attempt(shell(budget, policy).flow(transcript, ConversationState()), answer)
-    limit = budget.reserved_limit if policy.when_full == "reject" else budget.send_limit
+    limit = budget.send_limit if policy.manages else budget.reserved_limit
     if isinstance(decision, BudgetUnreachable):
         assert set(decision.buckets) == set(BUCKETS)
         assert sum(decision.buckets.values()) > budget.estimate(limit)
