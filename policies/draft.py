@@ -13,10 +13,11 @@ message), ``room`` = trigger - fixed.
 A :class:`Strategy` is a layer's work on the draft within them, by the verbs that stand below it.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -438,8 +439,8 @@ def whole(default: int | None, *, least: int = 0) -> Any:
     return field(default=default, metadata={"kind": "whole", "least": least})
 
 
-def number(default: float | None, *, most: float | None = None) -> Any:
-    return field(default=default, metadata={"kind": "number"} | ({} if most is None else {"most": most}))
+def number(default: float | None, *, least: float = 0, most: float = math.inf) -> Any:
+    return field(default=default, metadata={"kind": "number", "least": least, "most": most})
 
 
 def flag() -> Any:
@@ -454,9 +455,26 @@ def words(*allowed: str, default: tuple[str, ...]) -> Any:
     return field(default=default, metadata={"kind": "words", "words": allowed})
 
 
+class Options:
+    """A frozen dataclass whose fields are the parameters that a policy may give it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param]) -> Self:
+        known: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
+        values = {each.name: _value(params[each.name], each) for each in known if each.name in params}
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def parameters(cls) -> dict[str, Mapping[str, Any]]:
+        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
+        return {each.name: dict(each.metadata) for each in fields(cls) if each.metadata}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A layer's work; its fields are the parameters that a policy may give it.
+class Strategy(Options):
+    """A layer's work.
 
     ``asks_model`` says that it may ask a model, ``costs`` that it does not run where only free layers may.
     """
@@ -464,16 +482,6 @@ class Strategy:
     name: ClassVar[str]
     asks_model: ClassVar[bool] = False
     costs: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, params: Mapping[str, Param]) -> Self:
-        values = {each.name: _value(params[each.name], each) for each in fields(cls) if each.name in params}
-        return cls(**{name: value for name, value in values.items() if value is not None})
-
-    @classmethod
-    def parameters(cls) -> dict[str, Mapping[str, Any]]:
-        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
-        return {each.name: dict(each.metadata) for each in fields(cls) if each.default is not MISSING}
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         yield from ()

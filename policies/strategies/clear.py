@@ -27,9 +27,9 @@ from policies.draft import (
 )
 from policies.ledger import CONDENSED, SHORTENED, Edit, EditKind, PlannedMessage
 from policies.messages import ToolDefinition, Tools, parse_turn_boundaries, step_numbers
-from policies.scoring.eviction import EVICTABLE, Block, ContentType, scorer, select
-from policies.scoring.redundancy import References, last_references
 from policies.settings import ClientEdits, Param
+from policies.strategies.redundancy import References, last_references
+from policies.strategies.scorers import SCORERS, Block, ContentType, select
 from policies.text.segments import replaced_in
 
 WORTH_IT = 1.5
@@ -77,12 +77,12 @@ class Evict(Strategy):
     """Old results leave a placeholder.
 
     Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low water holds, stay. With
-    one (and its own parameters, ``given``) what it says is worth least goes. The task, the newest and brief words of
+    one (``given`` are its own parameters) what it says is worth least goes. The task, the newest and brief words of
     the user never go, nor the assistant's.
     """
 
     name = "evict"
-    scorer: str = word("largest", "fifo", "lru", "priority", "type_based", "hybrid")
+    scorer: str = word(*SCORERS)
     types: tuple[str, ...] = words("tool_result", "memory", "user", default=DEFAULT_TYPES)
     protect_steps: int = whole(0)
     given: Mapping[str, Param] = field(default_factory=dict)
@@ -101,15 +101,14 @@ class Evict(Strategy):
         return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
 
     def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
-        judge = scorer(self.scorer, self.given)
         edits: dict[int, Edit] = {}
 
         def cost(block: Block) -> int:
             edits[block.index] = cleared(bounds, block.index, EditKind.EVICT)
             return edits[block.index].tokens
 
-        scored = [(block, judge.score(block)) for block in self._blocks(draft, bounds)]
-        chosen = select(scored, free=draft.tokens - bounds.target, cost=cost, band=judge.band).chosen
+        scorer = SCORERS[self.scorer].of(self.given)
+        chosen = select(self._blocks(draft, bounds), scorer, free=draft.tokens - bounds.target, cost=cost)
         return draft.with_edits({index: edits[index] for index in sorted(block.index for block in chosen)})
 
     def _blocks(self, draft: Draft, bounds: Bounds) -> list[Block]:
@@ -134,7 +133,7 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
     for index, piece, message in touchable(draft, bounds):
         kind = _kind(draft, index)
         is_taken = piece.text is not None and piece.kind not in SHORTENED | CONDENSED
-        if is_taken or kind not in EVICTABLE or kind not in types:
+        if is_taken or kind is None or kind not in types:
             continue
         if kind is ContentType.USER and message.tokens <= BRIEF:
             continue
@@ -142,28 +141,26 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
         found.append(
             Block(
                 index=index,
-                id=message.digest.hex(),
                 kind=kind,
                 tokens=piece.tokens,
                 age=age,
                 idle=age if reference.step is None else steps[-1] - reference.step,
                 references=reference.count,
-                superseded=index in replaced,
+                worthless=index in replaced or message.keep is False,
                 important=kind is not ContentType.TOOL_RESULT and IMPORTANT in transcript.read(index).text,
-                keep=message.keep,
                 behind=len(transcript.messages) - index,
             )
         )
     return found
 
 
-def _kind(draft: Draft, index: int) -> ContentType:
+def _kind(draft: Draft, index: int) -> ContentType | None:
     message = draft.transcript.messages[index]
     if index in draft.transcript.memory:
         return ContentType.MEMORY
-    if message.is_head or message.is_result:
-        return ContentType.SYSTEM if message.is_head else ContentType.TOOL_RESULT
-    return ContentType.USER if message.role == "user" else ContentType.ASSISTANT
+    if message.is_result:
+        return ContentType.TOOL_RESULT
+    return ContentType.USER if message.role == "user" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

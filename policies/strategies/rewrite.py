@@ -34,7 +34,7 @@ from policies.ledger import SHORTENED, Condensed, Edit, EditKind, PlannedMessage
 from policies.limits import amount
 from policies.lines import DATA, beside_data
 from policies.messages import Body, ToolCall, step_numbers
-from policies.scoring.redundancy import Candidates, Merge, Output, candidates, last_references, merge
+from policies.strategies.redundancy import Candidates, Merge, Output, candidates, last_references, merge
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import REASONS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.scoring.redundancy import (
+from policies.strategies.redundancy import (
     LOOK_BACK,
     Candidates,
     Merge,

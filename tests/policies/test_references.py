@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.messages import ToolCall, Transcript, answered_calls, units
-from policies.scoring.redundancy import References, last_references
+from policies.strategies.redundancy import References, last_references
 from tests.policies.play import Said, assistant, result, step, talk, user, words
 
 
