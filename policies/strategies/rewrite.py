@@ -46,7 +46,7 @@ MAX_ASKED = 32
 MAX_TASK = 400
 MAX_CALL_LEN = 1_000
 MAX_ROUNDS = 4
-FAULTS = REASONS.keys() | {"refusal", "reasoning_only", "tool_call", "no_room", "nothing"}
+FAULTS = REASONS.keys() | {"refusal", "tool_call", "no_room", "nothing"}
 """Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
 TOO_LITTLE = "not_smaller"
 EXTRACT = "extract"
