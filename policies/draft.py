@@ -425,6 +425,7 @@ LEAST_ROOM = 0.25
 ROOM_IN_RESERVE = 0.5
 """Where what cannot be removed leaves less than a quarter of the rest of the window as room, half of the rest is the
 room: the reserve makes way, or every step would be a batch, and nothing of what happened could be kept."""
+NOTE_BEGINS = "[weir: "
 EMPTIED = "-"
 CLEARED_MARKER = "[Old tool result content cleared]"
 PLACEHOLDER_TOKENS = 50
@@ -558,6 +559,10 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
         counter=bounds.counter,
         readings=bounds.readings,
     )
+
+
+def cleared(bounds: Bounds, index: int, kind: EditKind) -> Edit:
+    return bounds.edited(index, placeholder_for(bounds, index), kind)
 
 
 def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]) -> Draft:

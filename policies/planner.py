@@ -57,9 +57,10 @@ from policies.pressure import (
     raw_buckets,
 )
 from policies.settings import ClientEdits, ContextSettings
-from policies.strategies.clear import PruneTools, leave_out_unbound
+from policies.strategies.clip import clip, clippable
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest, cap_results, clip, clippable
+from policies.strategies.drop_oldest import DropOldest
+from policies.strategies.ingest_cap import cap_results
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -72,6 +73,8 @@ from policies.strategies.layers import (
     run_rungs,
 )
 from policies.strategies.lighten import lighten
+from policies.strategies.prune_tools import PruneTools
+from policies.strategies.reasoning import leave_out_unbound
 from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter

@@ -1,56 +1,72 @@
-"""History goes, a text stands for it.
-
-``compact``   older history becomes a summary: what code extracts, and beside it the notes of a model if one is set
-``rollover``  a new window: the state of the task in place of all history but the step that is open
-:func:`resume`  what another conversation left, in front of the first message
-:func:`stand_in`  the text of a compaction that the client itself asked for
+"""``compact``: older history becomes a summary: what code extracts, and beside it a model's notes if one is set.
 
 A model is asked once a batch, or before one: what was prepared after an answer holds wherever the history that it
-covers is still there. Where the conversation's own model writes and the provider still has its prefix, the question
-goes behind that prefix, which costs a tenth of sending the same words again.
+covers is still there. :func:`stand_in` is the text of a compaction that the client itself asked for.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, Status
 from policies.limits import RECALL_TOOL
 from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
-from policies.memory.state import previous_state, read_state, state_of
+from policies.memory.state import previous_state, read_state
 from policies.messages import parse_turn_boundaries
 from policies.summary.ask import condense, lines_of
-from policies.summary.material import render_resumed, render_summary, way_back
+from policies.summary.material import render_summary, way_back
 from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
 SLACK = 8
 """Tokens that a text may take more within a fence than by itself."""
+
+
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
+
+
 MIN_STEP = 200
+
+
 MIN_EXTRACT = 0.5
+
+
 MAX_EXTRACT = 64_000
-NEW_WINDOW = 4_000
-"""Most tokens of what a new window, or a conversation that goes on from another, begins with."""
+
+
 NOTE_SHARE = 0.04
+
+
 MIN_NOTE, MAX_NOTE = 200, 2_000
+
+
 SMALL_WINDOW = 4_096
 """Tokens of a window up to which no model writes notes: all of its room is the extract's."""
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
+
+
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
-MIN_WINDOW = 120
+
+
 STAND_IN, MIN_STAND_IN = 0.25, 500
 """What stands for a whole conversation: a share of what it stands for, and the tokens that it may always take."""
+
+
 MIN_SUMMARY = 100
 """Tokens, its heading included, from which a summary says anything."""
-MIN_RESUMED = 60
+
+
 MIN_ROOM = 2_000
+
+
 MAX_LIST_LEN = 12
+
+
 MAX_NOTES = 2_000
 """Tokens of the notes that tools and people took, in a summary."""
 
@@ -113,7 +129,7 @@ class Compact(Strategy):
         bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
         before = known_summary(bounds, most=transcript.place(start))
-        beside = _around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
+        beside = tokens_around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
             max_tokens=max(0, budget - beside),
@@ -205,13 +221,13 @@ def _cost(text: str, bounds: Bounds) -> int:
     return bounds.counter.count(text) + 1 if text else 0
 
 
-def _around(bounds: Bounds, *, gone: int) -> int:
+def tokens_around(bounds: Bounds, *, gone: int) -> int:
     """Tokens of a summary beside what it says."""
-    least = render_summary("-", removed=gone, back=_way_back(bounds))
+    least = render_summary("-", removed=gone, back=way_back_in(bounds))
     return MESSAGE_OVERHEAD + bounds.counter.count(least) + SLACK
 
 
-def _way_back(bounds: Bounds) -> str:
+def way_back_in(bounds: Bounds) -> str:
     tool = RECALL_TOOL if bounds.settings.recall.tool else ""
     return way_back(calls=bool(bounds.transcript.calls), tool=tool)
 
@@ -259,7 +275,7 @@ def _summary_cut(
         bounds,
         start,
         stays=[i for i in range(draft.transcript.head, start) if i not in hidden],
-        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=_way_back(bounds)),
+        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=way_back_in(bounds)),
         origin=origin_of(told, earlier=draft.cut),
         version=version,
         narrative=told.text,
@@ -279,78 +295,6 @@ def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dic
             edit = clipped(bounds, index, each, EditKind.INGEST_CAP)
             edits |= {index: edit} if edit.tokens < tokens[index] else {}
     return edits
-
-
-class Rollover(Strategy):
-    """A new window: the state of the task in place of all history but the step that is open."""
-
-    name = "rollover"
-    costs = True
-
-    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        transcript, protection = draft.transcript, bounds.protection
-        head, start = transcript.head, min(protection.active, default=len(transcript.messages))
-        stays = [i for i in range(head, start) if i in protection.verbatim]
-        gone = start - head - len(stays)
-        room = _room_in_new_window(draft, bounds, start)
-        if gone <= 0 or room < MIN_WINDOW:
-            return draft
-        state = _state(draft, bounds)
-        version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
-        state = replace(state, version=version, window_id=state.window_id + 1)
-        shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
-        around = _around(bounds, gone=gone)
-        said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
-        told = known_summary(bounds, most=transcript.place(start))
-        cut = cut_at(
-            draft,
-            bounds,
-            start,
-            stays=stays,
-            text=render_summary(said, removed=gone, back=_way_back(bounds)),
-            origin="rollover",
-            version=version,
-            narrative=told.text,
-            noted=told.covers,
-        )
-        rolled = draft.with_cut(cut, checkpoint=state.to_json())
-        return rolled if rolled.tokens < draft.tokens else draft
-
-
-def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
-    if draft.checkpoint is not None:
-        return Checkpoint.from_json(draft.checkpoint)
-    return state_of(
-        bounds.transcript,
-        known=bounds.known,
-        counter=bounds.counter,
-        readings=bounds.readings,
-    )
-
-
-def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
-    kept = bounds.protection.verbatim
-    open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
-    limit = min(bounds.target, bounds.safe_limit)
-    return min(NEW_WINDOW, limit - bounds.fixed - open_step)
-
-
-def resume(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with the resumed state in front of its first message, in at most half of the room."""
-    transcript, state = bounds.transcript, previous_state(bounds.known)
-    if not transcript.chain or state is None or not state.validate().valid:
-        return draft
-    room = min(NEW_WINDOW, bounds.safe_limit - draft.tokens, bounds.room // 2)
-    first = transcript.head + 1
-    version = bounds.known.next_version
-    state = replace(state, version=version, window_id=state.window_id + 1)
-    around = bounds.counter.count(render_resumed("")) + MESSAGE_OVERHEAD
-    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > MIN_RESUMED else ""
-    if not said:
-        return draft
-    text = render_resumed(said)
-    cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
-    return draft.with_cut(replace(cut, after=tuple(range(cut.covers))), checkpoint=state.to_json())
 
 
 def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
