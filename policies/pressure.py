@@ -105,19 +105,19 @@ def _next(burn: Burn, tokens: int, *, grew: bool) -> Burn:
     return Burn(burn.bucket, tokens, deltas)
 
 
-def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
+def zone_of(level: float, zones: Zones, *, fits: bool = True, rot_guard: bool = False) -> str:
     if not fits or level >= zones.critical_at:
         return "critical"
     if level >= zones.red_at:
         return "red"
     if level >= zones.orange_at:
         return "orange"
-    return "yellow" if level >= zones.yellow_at else "green"
+    return "yellow" if rot_guard or level >= zones.yellow_at else "green"
 
 
-def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    rot_guard = soft is not None and tokens > soft
-    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+def reads_badly(tokens: int, soft: int | None) -> bool:
+    """Whether there is more than models read well, whatever their window."""
+    return soft is not None and tokens > soft
 
 
 def read_pressure(
@@ -132,14 +132,14 @@ def read_pressure(
 ) -> WindowPressure:
     """How full a window is. ``fits``: the answer's reserve stays free; ``emergency``: a rung was needed."""
     level = used / base
-    zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
+    zone = zone_of(level, zones, fits=fits, rot_guard=reads_badly(used, soft))
     idle = "active" if acted else STATUSES.get(zone, "active")
     return WindowPressure(level=level, zone=zone, status="emergency" if emergency else idle)
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
-    ratio, used = limits.budget.ratio, bounded(tokens)
-    zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
+    ratio = limits.budget.ratio
+    used = bounded(tokens)
     speed = trend.velocity
     delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
@@ -148,14 +148,14 @@ def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
         current_tokens=tokens,
         max_tokens=limits.base,
         utilization_pct=round(100 * used / max(1, bounded(limits.base)), 1),
-        zone=zone,
+        zone=trend.zone,
         velocity_tokens_per_turn=_one_decimal(speed),
         turns_until_red=_one_decimal(turns_remaining(used, limits.red, speed)),
         source=limits.source,
         last_delta=delta,
         velocity_class=velocity_class(speed),
         spike=trend.spike,
-        rot_guard=rot_guard,
+        rot_guard=reads_badly(tokens, limits.settings.rot_soft_tokens),
     )
 
 

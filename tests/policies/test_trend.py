@@ -16,6 +16,7 @@ from policies.pressure import (
     advance,
     changes,
     read_on,
+    read_pressure,
     should_preempt,
     velocity_class,
     zone_of,
@@ -185,10 +186,10 @@ def test_percent_has_one_decimal(tokens: int, base: int, expected: float) -> Non
 
 @pytest.mark.requirement("A0.1")
 def test_70000_tokens_of_200000_are_yellow_because_models_read_them_badly() -> None:
-    zone = zone_of(70_000 / 200_000, Zones())
-    reading = read(grow(Trend(), 70_000, zone=zone), 70_000, 200_000)
-    assert (zone, reading.utilization_pct) == ("green", 35.0)
-    assert (reading.zone, reading.rot_guard) == ("yellow", True)
+    pressure = read_pressure(70_000, 200_000, Zones(), fits=True, soft=64_000)
+    reading = read(grow(Trend(), 70_000, zone=pressure.zone), 70_000, 200_000)
+    assert (pressure.zone, pressure.status, reading.utilization_pct) == ("yellow", "preparing", 35.0)
+    assert reading.rot_guard
 
 
 # -- acting early ----------------------------------------------------------------------------------------------------
