@@ -103,7 +103,7 @@ def judge(
     written = "" if text.startswith("{") else text
     if prompt.schema:
         text = under_headings(text)
-    if prompt.name == "notes" and _NOTHING.match(text):
+    if prompt.name == "notes" and text and _NOTHING.match(text):
         return "", "nothing"
     size = counter.count(material) if original is None else original
     failure = _fault(text, size, shortest=prompt.shortest, max_tokens=max_tokens, counter=counter)
