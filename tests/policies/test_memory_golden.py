@@ -94,7 +94,7 @@ def _question(effect: Summarize) -> dict[str, object]:
 
 
 def _written(written: Written) -> list[object]:
-    return [written.text, written.calls, written.failure, written.repaired, written.purpose, written.dropped]
+    return [written.text, written.calls, written.failure, written.purpose, written.dropped]
 
 
 def _copying(effect: Summarize) -> Summary:
