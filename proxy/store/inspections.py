@@ -237,11 +237,10 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
-    if its.content:
-        yield from ((its.messages[n].ref, raw) for n, raw in enumerate(its.raws, its.first))
-        for piece in its.pieces or ():
-            if piece.text is not None:
-                yield ref_of(piece.text), exact_bytes(piece.text)
+    yield from ((its.messages[n].ref, raw) for n, raw in enumerate(its.raws, its.first))
+    for piece in its.pieces or ():
+        if piece.text is not None:
+            yield ref_of(piece.text), exact_bytes(piece.text)
 
 
 def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[bool]) -> None:

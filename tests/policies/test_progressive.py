@@ -20,7 +20,7 @@ from policies.draft import (
 from policies.effects import Summarize, Summary
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.rewrite import Progressive
+from policies.strategies.progressive import Progressive
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, texts
 from tests.policies.play import Said, assistant, flow, result, talk, user, window, words

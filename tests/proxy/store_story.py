@@ -11,7 +11,6 @@ import msgspec
 
 from policies.ledger import EVERY_WINDOW, Prepared, Trend
 from policies.pressure import advance
-from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.chain import AuditEvent, AuditRow, AuditType
 from proxy.store.records import Arrival, Branch, CalibrationRow, ConversationRow, KeyRow, LimitRow, RelayedRow
@@ -236,10 +235,10 @@ async def _row(store: Store, tenant: str, name: str) -> ConversationRow:
 
 
 def _trend(*sizes: int) -> Trend:
-    state, rules = Trend(), ContextSettings().trend
+    state = Trend()
     for at, size in enumerate(sizes):
         buckets = {"history": size}
-        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=rules)
+        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1))
     return state
 
 
