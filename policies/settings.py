@@ -170,7 +170,13 @@ class NoteTaking:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
     tool: bool = False
+    auto: bool = True
     auto_tokens: int = field(default=500, metadata={"ge": 0})
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether what was removed is brought back by itself for a message that asks for it."""
+        return self.auto and self.auto_tokens > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,6 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         "ingest.sub_agent_cap": "ingest.sub_agents has tokens by the name of a tool",
         "notes.extract": "notes.extract_from is the step from which on notes are taken",
         "notes.min_turns": "notes.extract_from is the step from which on notes are taken",
-        "recall.auto": "recall.auto_tokens: 0 brings nothing back",
         "recall.embeddings": "embeddings stands beside recall, not in it",
         "summaries.in_place": "notes are always written apart from the conversation",
         "summaries.tokens_per_hour": "limit what the summariser's own key may spend at its provider",

@@ -370,7 +370,7 @@ def _limits_of(
 
 def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
     if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
-        recall = replace(settings.recall, tool=False, auto_tokens=0)
+        recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
         settings = replace(settings, memory=(*settings.memory, tag))

@@ -323,7 +323,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         """
         thread, transcript = recognized.thread, recognized.transcript
         current, model = last_user(transcript.messages), asked.settings.embeddings
-        if not asked.settings.recall.auto_tokens or current is None:
+        if not asked.settings.recall.is_automatic or current is None:
             return ()
         if current - transcript.head < recognized.length or (asked.name is None and model is None):
             return ()
