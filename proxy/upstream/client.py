@@ -7,6 +7,7 @@ A pool belongs to one origin and one tenant's credential, so that bytes which an
 answer can never open another tenant's. Within a pool such bytes close the connection.
 """
 
+import asyncio
 import functools
 import re
 import time
@@ -23,15 +24,7 @@ from yarl import URL
 from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import (
-    Answer,
-    Connector,
-    HTTPAnswer,
-    PooledResponse,
-    Pools,
-    StaleConnection,
-    StreamBroken,
-)
+from proxy.upstream.connection import Answer, HTTPAnswer, Outgoing, Pool, Pools, StaleConnection, StreamBroken
 from proxy.upstream.providers import LitellmProvider
 from proxy.wire.raw import read_value
 
@@ -53,8 +46,8 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"via: 1.1 weir-{instance}".encode()
-        self._pools: Pools[tuple[str | None, str | None, str], Connector] = Pools(
-            make=Connector, busy=lambda pool: pool.busy, close=Connector.close
+        self._pools: Pools[tuple[str | None, str | None, str], Pool] = Pools(
+            make=Pool, busy=lambda pool: pool.busy, close=Pool.close
         )
 
     async def send(
@@ -85,38 +78,40 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        origin, opening = _opening(method.upper(), upstream.base_url or "", path, query)
+        url, opening = _opening(method, upstream.base_url or "", path, query)
         head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
-        key, timeout = upstream.own_key, upstream.timeout
+        key = upstream.own_key
+        timeout = upstream.timeout
         pool = self._pools.of((upstream.base_url, key, tenant))
-        started = time.monotonic()
-        hidden = hidden if key is None else key.encode()
         ask = functools.partial(
-            pool.ask,
-            origin,
-            head,
-            body or b"",
-            length=length,
-            patience=_timeout(min(timeout.connect, timeout.first_byte)),
-            within=timeout.first_byte,
-            is_bodiless=method == "HEAD",
+            pool.session.request,
+            method,
+            url,
+            data=Outgoing(head, body or b"", length),
+            allow_redirects=False,
+            timeout=_timeout(timeout.connect, timeout.first_byte),
         )
+        started = time.monotonic()
         try:
-            try:
-                answer = await ask()
-            except StaleConnection:
-                if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
-                    closed = f"Upstream {upstream.name!r} closed the connection without an answer."
-                    raise UpstreamUnreachable(closed) from None
-                pool.drop_idle()
-                answer = await ask()
+            async with asyncio.timeout(timeout.first_byte):
+                try:
+                    response = await ask()
+                except StaleConnection:
+                    if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
+                        raise
+                    pool.connector.drop_idle()
+                    response = await ask()
         except (aiohttp.ClientError, OSError) as error:
             raise _failure(error, upstream) from None
-        return _answer(answer, upstream, hidden)
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:  # or the whole answer is there
+            connection.protocol.read_timeout = timeout.idle
+            connection.protocol.start_timeout()
+        return _answer(response, upstream, hidden if key is None else key.encode())
 
     @property
     def connections(self) -> tuple[int, int]:
-        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
@@ -155,10 +150,10 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 def came_through(headers: Headers, instance: str) -> bool:
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
-    return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
+    return bool(passed) and any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
+def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     status = response.status
@@ -195,7 +190,7 @@ def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
             return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
         case aiohttp.ClientConnectorError():
             return UpstreamUnreachable(f"{name} could not be connected to.")
-        case aiohttp.ClientPayloadError():
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
         case aiohttp.ClientConnectionError() | OSError():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
@@ -204,8 +199,8 @@ def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
 
 
 @functools.lru_cache(maxsize=64)
-def _timeout(connect: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, connect=connect)
+def _timeout(connect: float, first_byte: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, connect=min(connect, first_byte))
 
 
 @functools.lru_cache(maxsize=64)
@@ -239,7 +234,7 @@ def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, byte
     line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
     if not url.raw_host or _NOT_IN_VALUE.search(line):
         raise InvalidRequest(UNSENDABLE)
-    return url.origin(), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
+    return url, line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()

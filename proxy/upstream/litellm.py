@@ -25,7 +25,7 @@ import openai
 from proxy.access.destination import Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Answer, IdleWatch, Pools, StreamBroken
+from proxy.upstream.connection import Answer, Pools, StreamBroken
 from proxy.upstream.providers import NO_KEY, SDK, copied_headers, translated
 from proxy.wire.anthropic import REFUSALS
 from proxy.wire.raw import unnamed_event
@@ -417,6 +417,48 @@ class WholeAnswer(Answer):
         self.ended = True
 
     def close(self) -> None: ...
+
+
+class IdleWatch:
+    """Calls ``end`` when a wait has gone on for ``seconds`` without a byte.
+
+    ``since`` is the loop's time at which the wait under way began, None between two waits. ``received`` counts bytes
+    that came without ending the wait.
+    """
+
+    __slots__ = ("_bytes", "_end", "_received", "_timer", "clock", "seconds", "since")
+
+    def __init__(self, seconds: float, *, end: Callable[[], None], received: Callable[[], int] = int) -> None:
+        self.seconds = seconds
+        self.since: float | None = None
+        self.clock = asyncio.get_running_loop().time
+        self._end = end
+        self._received = received
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin a wait."""
+        self.since = self.clock()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.seconds, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        now, count = self.clock(), self._received()
+        if self.since is None or count != self._bytes:
+            self._bytes = count
+            self.since = None if self.since is None else now
+        left = self.seconds if self.since is None else self.since + self.seconds - now
+        if left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            self._timer = None
+            self._end()
 
 
 class StreamedAnswer(Answer):

@@ -161,8 +161,10 @@ class Unpacker:
 
 
 def encodings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
-    """The encodings of an answer, known or not, in the order in which they were applied."""
-    values = (value for name, value in headers if name.lower() == HEADER)
+    """The encodings of an answer, known or not, in the order in which they were applied; names are lower case."""
+    values = [value for name, value in headers if name == HEADER]
+    if not values:
+        return ()
     names = (name.strip().lower().removeprefix(b"x-") for name in b",".join(values).split(b","))
     return tuple(name for name in names if name not in (b"", IDENTITY))
 
