@@ -9,13 +9,15 @@ answer can never open another tenant's. Within a pool such bytes close the conne
 
 import asyncio
 import functools
+import importlib
+import os
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from cachetools import TTLCache
@@ -25,7 +27,6 @@ from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connection import Answer, HTTPAnswer, Outgoing, Pool, Pools, StaleConnection, StreamBroken
-from proxy.upstream.providers import LitellmProvider
 from proxy.wire.raw import read_value
 
 STALE_WITHIN = 1.0
@@ -259,6 +260,40 @@ _STEERING = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
+
+
+class LitellmProvider(Protocol):
+    """One upstream of kind ``litellm``; what it is made of is loaded with litellm."""
+
+    async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
+        """The answer to a chat request, its first chunk read if it is a stream, so that its status is the true one.
+
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamEmpty, InvalidRequest.
+        """
+
+    async def close(self) -> None: ...
+
+
+ASKS_NO_NETWORK = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "LITELLM_MODE": "PRODUCTION",  # which reads no .env
+}
+
+
+def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, LitellmProvider]:
+    """A provider for each upstream of kind ``litellm``, by the upstream's name.
+
+    The import of litellm takes seconds and 165 MB: it is done here, and only if there is such an upstream. It is told
+    by the process's environment to ask no network.
+    """
+    wanted = [upstream for upstream in upstreams if upstream.kind == "litellm"]
+    if not wanted:
+        return {}
+    os.environ.update(ASKS_NO_NETWORK)
+    found: dict[str, LitellmProvider] = importlib.import_module("proxy.upstream.litellm").providers(wanted)
+    return found
 
 
 class Upstreams:
