@@ -150,8 +150,10 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
+    if b"via" not in dict(headers):
+        return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
-    return bool(passed) and any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
+    return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
 def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
@@ -243,8 +245,9 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 def _named(headers: Headers) -> frozenset[bytes]:
     """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
-    values = [value for name, value in headers if name == b"connection"]
-    return _tokens(b",".join(values)) if values else frozenset()
+    if b"connection" not in dict(headers):
+        return frozenset()
+    return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -325,18 +328,22 @@ class Upstreams:
                 raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
             kept = [header for header in headers if header[0] not in drop]
             return provider.send(body=body, credential=caller.credential, headers=kept)
+        headers = _judged(headers, caller)
+        has_key_to_pass = caller.name is not None and upstream.passes_key
+        if has_key_to_pass:
+            headers = _with_credential(headers, upstream, caller)
         return self._client.send(
             upstream,
             method=method,
             path=destination.path,
             query=query,
-            headers=_with_credential(_judged(headers, caller), upstream, caller),
+            headers=headers,
             body=body,
             tenant=caller.tenant,
             attempt=attempt,
             drop=drop,
             length=length,
-            hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
+            hidden=caller.credential if has_key_to_pass else b"",
         )
 
     async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
@@ -385,8 +392,6 @@ def _judged(headers: Headers, caller: Caller) -> Headers:
 
 
 def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
-    if caller.name is None or not upstream.passes_key:
-        return headers
     kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
     return [*kept, *_own_credential(upstream, caller)]
 

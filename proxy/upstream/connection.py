@@ -187,10 +187,9 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE, ttl_dns_cache=30)
         self._factory = functools.partial(PooledConnection, loop=self._loop)  # type: ignore[assignment]
 
-    def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
-        connection = cast("PooledConnection", protocol)
-        connection.idle = True
-        connection.used = True
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        protocol.idle = True
+        protocol.used = True
         super()._release(key, protocol, should_close=should_close)
 
     @property

@@ -229,8 +229,8 @@ class LitellmCalls:
         What the provider said is further down the chain of the exception. Raises what kept it from an answer.
         """
         causes = tuple(_causes(error))
-        own = [cause for cause in causes if type(cause).__module__ == "litellm.exceptions"]
-        status = next((status for status in map(_status, own) if 400 <= status < 500), 0)
+        own = [cause for cause in causes if any(b.__module__ == "litellm.exceptions" for b in type(cause).__mro__)]
+        refused = next((cause for cause in own if 400 <= _status(cause) < 500), None)
         is_overflow = any(isinstance(cause, litellm.ContextWindowExceededError) for cause in causes)
         for cause in causes:
             if isinstance(cause, httpx.HTTPStatusError | openai.APIStatusError) and cause not in own:
@@ -243,14 +243,17 @@ class LitellmCalls:
         for kinds, problem, text in _PROBLEMS:
             if any(isinstance(cause, kinds) for cause in causes):
                 raise problem(f"{self.name} {text.format(connect=self.upstream.timeout.connect)}") from None
-        stated = [each for each in causes if each not in own and _status(each)]
-        if stated or status:
-            said = (stated or own)[0]
-            text = _OWN_WORDS.sub("", str(getattr(said, "message", "") or said)).strip()
-            return self._refusal(status or max(_status(said), 500), text, key, is_overflow=is_overflow)
+        stated = next((cause for cause in causes if cause not in own and _status(cause)), None)
+        if stated is not None:
+            status = max(_status(stated), 500) if refused is None else _status(refused)
+            return self._refusal(status, _text(stated), key, is_overflow=is_overflow)
+        if refused is not None:
+            text = _OWN_WORDS.sub("", _text(refused)).strip()
+            return self._refusal(_status(refused), text, key, is_overflow=is_overflow)
         names = ", ".join(type(cause).__name__ for cause in causes)
         log.warning("litellm could not serve upstream %s: %s", self.upstream.name, names)
-        raise UpstreamUnreachable(f"{self.name} could not be asked: the request could not be put into its form.")
+        problem_text = f"{self.name} could not be asked: the request could not be put into its form."
+        raise UpstreamUnreachable(problem_text) from None
 
     def _refusal(self, status: int, text: str, key: str, headers: Headers = (), *, is_overflow: bool) -> "WholeAnswer":
         text = text[:MAX_TEXT]
@@ -390,6 +393,10 @@ def _status(cause: BaseException) -> int:
     if not isinstance(status, int) or getattr(cause, "status_code_is_synthesized", False):
         return 0
     return status
+
+
+def _text(cause: BaseException) -> str:
+    return str(getattr(cause, "message", "") or cause)
 
 
 def _error_in(text: str) -> dict[str, Any]:
