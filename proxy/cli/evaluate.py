@@ -28,8 +28,7 @@ from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.models.facts import ModelFacts
 from proxy.replay.scenarios import Managed, store_in_memory
 from proxy.replay.script import Script
-from proxy.upstream.client import Client, Upstreams
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import Client, Upstreams, providers_for
 
 SECONDS = 300.0
 """Longest wait for one answer: nobody waits for it, and a model on one's own machine takes its time."""

@@ -22,7 +22,7 @@ from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
 from proxy.exchange.asked import Replies, summarizer_input
 from proxy.server import serve
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import providers_for
 from proxy.wire.codec import parse_chat
 from tests.functional.harness import (
     COUNTER,
