@@ -13,10 +13,11 @@ message), ``room`` = trigger - fixed.
 A :class:`Strategy` is a layer's work on the draft within them, by the verbs that stand below it.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -342,8 +343,7 @@ class Bounds:
     @property
     def refused_above(self) -> int:
         """A policy that refuses in place of managing keeps its whole reserve."""
-        whole = self.settings.when_full == "reject"
-        return self._within_ceiling(self.budget.reserved_limit if whole else self.budget.send_limit)
+        return self._within_ceiling(self.budget.send_limit if self.settings.manages else self.budget.reserved_limit)
 
     @property
     def hard_limit(self) -> int:
@@ -425,7 +425,10 @@ LEAST_ROOM = 0.25
 ROOM_IN_RESERVE = 0.5
 """Where what cannot be removed leaves less than a quarter of the rest of the window as room, half of the rest is the
 room: the reserve makes way, or every step would be a batch, and nothing of what happened could be kept."""
+NOTE_BEGINS = "[weir: "
 EMPTIED = "-"
+CLEARED_MARKER = "[Old tool result content cleared]"
+PLACEHOLDER_TOKENS = 50
 MIN_DATA = 40
 """Tokens that what a message hands over has at the least where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
@@ -437,8 +440,8 @@ def whole(default: int | None, *, least: int = 0) -> Any:
     return field(default=default, metadata={"kind": "whole", "least": least})
 
 
-def number(default: float | None, *, most: float | None = None) -> Any:
-    return field(default=default, metadata={"kind": "number"} | ({} if most is None else {"most": most}))
+def number(default: float | None, *, least: float = 0, most: float = math.inf) -> Any:
+    return field(default=default, metadata={"kind": "number", "least": least, "most": most})
 
 
 def flag() -> Any:
@@ -453,9 +456,26 @@ def words(*allowed: str, default: tuple[str, ...]) -> Any:
     return field(default=default, metadata={"kind": "words", "words": allowed})
 
 
+class Options:
+    """A frozen dataclass whose fields are the parameters that a policy may give it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, params: Mapping[str, Param]) -> Self:
+        known: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
+        values = {each.name: _value(params[each.name], each) for each in known if each.name in params}
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def parameters(cls) -> dict[str, Mapping[str, Any]]:
+        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
+        return {each.name: dict(each.metadata) for each in fields(cls) if each.metadata}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A layer's work; its fields are the parameters that a policy may give it.
+class Strategy(Options):
+    """A layer's work.
 
     ``asks_model`` says that it may ask a model, ``costs`` that it does not run where only free layers may.
     """
@@ -463,16 +483,6 @@ class Strategy:
     name: ClassVar[str]
     asks_model: ClassVar[bool] = False
     costs: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, params: Mapping[str, Param]) -> Self:
-        values = {each.name: _value(params[each.name], each) for each in fields(cls) if each.name in params}
-        return cls(**{name: value for name, value in values.items() if value is not None})
-
-    @classmethod
-    def parameters(cls) -> dict[str, Mapping[str, Any]]:
-        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
-        return {each.name: dict(each.metadata) for each in fields(cls) if each.default is not MISSING}
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         yield from ()
@@ -534,7 +544,7 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
     """
     settings, message = bounds.settings, bounds.transcript.messages[index]
     if settings.placeholder != "finding":
-        return settings.marker if settings.placeholder == "marker" else EMPTIED
+        return CLEARED_MARKER if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return (
             f"[weir: {in_one_line(message.role)} message of {message.tokens} tokens removed; archived as {message.ref}]"
@@ -545,10 +555,14 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
         tool=call.name if call else "tool",
         arguments=call.arguments if call else "",
         ref=message.ref,
-        max_tokens=settings.placeholder_tokens,
+        max_tokens=PLACEHOLDER_TOKENS,
         counter=bounds.counter,
         readings=bounds.readings,
     )
+
+
+def cleared(bounds: Bounds, index: int, kind: EditKind) -> Edit:
+    return bounds.edited(index, placeholder_for(bounds, index), kind)
 
 
 def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]) -> Draft:

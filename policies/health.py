@@ -6,7 +6,7 @@
     eviction_rate      messages evicted or shortened a request, mean of the newest 5       under 2
     compression_ratio  tokens before over tokens after, mean of the newest 3 condensings   3 to 15
     burn_rate          tokens that a request adds, as the trend's velocity has it          steady
-    fidelity           share of questions that a summary still answers; None until asked   over .85
+    fidelity_score     None: what summaries still answer is measured by ``weir evaluate``
     tool_bloat         tool results' share of the forwarded tokens                         10 to 15 %
 
 A request that only repeats the one before is no request here. An alert is one *episode*, from the request at which its
@@ -26,7 +26,7 @@ Level = Literal["critical", "warning", "info"]
 Category = Literal["overflow", "degradation", "anomaly", "notice"]
 
 KEPT = 100
-VERSION = 1
+VERSION = 2
 EVICTION_WINDOW = 5
 CONDENSINGS = 3
 COMPACTIONS, COMPACTION_WINDOW = 3, 20
@@ -36,12 +36,15 @@ REPEATED = 2
 """So many requests of the newest twenty that only a rung made fit are a window that is too small."""
 EASED = 0.1
 COOLDOWN = 20
+OVERFLOW_REQUESTS = 2.0
+"""Requests until the window overflows, where no layer acts before, from which on that is critical."""
+SPIKE_SHARE = 0.05
+"""Share of the base below which growth is no spike."""
 LOOP = 3
 """So often the same call in a row is a loop."""
 HEALTHY_EVICTION_RATE = 2.0
 HEALTHY_RATIO = 15.0
-HEALTHY_FIDELITY = 0.85
-"""Requirements A0.119, A0.120 and A0.122: beyond these a metric is worth a look, and no more."""
+"""Requirements A0.119 and A0.120: beyond these a metric is worth a look, and no more."""
 TREND_OF, TREND_NEEDS = 10, 5
 STABLE = 0.05
 LATE = 60.0
@@ -56,19 +59,15 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 class HealthRules:
     """Limits beyond which a conversation is unhealthy.
 
-    ``overflow_requests`` counts requests until the window overflows where no layer acts before. ``tool_bloat`` is
-    lifted to 1.25 times the share of the bucket's cap. Below ``spike_share`` of the base growth is no spike.
+    ``tool_bloat`` is lifted to 1.25 times the share of the bucket's cap.
     """
 
     enabled: bool = True
     utilization: float = field(default=0.90, metadata=SHARE)
     utilization_requests: int = field(default=3, metadata={"ge": 1, "le": 100})
-    overflow_requests: float = field(default=2.0, metadata=AMOUNT)
     eviction_rate: float = field(default=5.0, metadata=AMOUNT)
     compression_ratio: float = field(default=2.0, metadata=AMOUNT)
-    fidelity: float = field(default=0.75, metadata=SHARE)
     tool_bloat: float = field(default=0.30, metadata=SHARE)
-    spike_share: float = field(default=0.05, metadata=SHARE)
 
 
 class Sample(NamedTuple):
@@ -137,7 +136,6 @@ class Health(NamedTuple):
     evicted: tuple[int, ...] = ()
     ratios: tuple[float, ...] = ()
     compactions: tuple[int, ...] = ()
-    fidelity: float | None = None
     window_id: int = 1
     episodes: tuple[Episode, ...] = ()
     rungs: tuple[int, ...] = ()
@@ -166,8 +164,7 @@ class Health(NamedTuple):
             version, *fields = json.loads(text)
             if version != VERSION:
                 return None
-            requests, at, above, evicted, ratios, compactions, fidelity, window_id, episodes, *newer = fields
-            rungs, left, ended = newer or ((), 0.0, ())  # an earlier Weir wrote none of these
+            requests, at, above, evicted, ratios, compactions, window_id, episodes, rungs, left, ended = fields
             return cls(
                 requests=int(requests),
                 at=_finite(at),
@@ -175,7 +172,6 @@ class Health(NamedTuple):
                 evicted=tuple(map(int, evicted)),
                 ratios=tuple(map(_finite, ratios)),
                 compactions=tuple(map(int, compactions)),
-                fidelity=None if fidelity is None else _finite(fidelity),
                 window_id=int(window_id),
                 episodes=tuple(Episode(str(kind), _finite(since)) for kind, since in episodes),
                 rungs=tuple(map(int, rungs)),
@@ -224,14 +220,12 @@ RULES: tuple[Rule, ...] = (
     Rule("utilization", "critical", "overflow", "above {limit:.0%} for several requests: {value:.0%}"),
     Rule("eviction_rate", "warning", "degradation", "{value:.1f} evictions a request, over {limit:g}"),
     Rule("compression_ratio", "warning", "degradation", "condensing makes it {value:.2g} times shorter"),
-    Rule("fidelity", "warning", "degradation", "summaries answer {value:.0%} of what they should"),
     Rule("tool_bloat", "warning", "degradation", "{value:.0%} are tool results, over {limit:.0%}"),
     Rule("thrash", "warning", "degradation", "{value:.0f} compactions within a few requests"),
     Rule("burn_rate", "warning", "anomaly", "it grew by {value:.1f} times what is usual for it"),
     Rule("loop", "warning", "anomaly", "the same call {value:.0f} times in a row"),
     Rule("eviction_raised", "info", "notice", "{value:.1f} evictions a request, over {limit:g}"),
     Rule("compression_deep", "info", "notice", "condensing makes it {value:.0f} times shorter"),
-    Rule("fidelity_low", "info", "notice", "summaries answer {value:.0%} of what they should"),
 )
 """Every kind of alert, the gravest first; when each holds is in :func:`_findings`."""
 
@@ -246,14 +240,11 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
     for kind, tried, shown, limit in _below(health, rules):
         if tried < (limit * (1 + EASED) if kind in is_open else limit):
             found[kind] = shown, limit
-    if health.fidelity is not None and health.fidelity <= HEALTHY_FIDELITY:
-        found["fidelity_low"] = health.fidelity, HEALTHY_FIDELITY
-    for worse, kind in (("eviction_rate", "eviction_raised"), ("fidelity", "fidelity_low")):
-        if worse in found:
-            found.pop(kind, None)
+    if "eviction_rate" in found:
+        found.pop("eviction_raised", None)
     left = sample.requests_left
-    if left is not None and left <= rules.overflow_requests * (1 + EASED if "overflow" in is_open else 1):
-        found["overflow"] = left, rules.overflow_requests
+    if left is not None and left <= OVERFLOW_REQUESTS * (1 + EASED if "overflow" in is_open else 1):
+        found["overflow"] = left, OVERFLOW_REQUESTS
     if len(health.compactions) >= COMPACTIONS:
         found["thrash"] = len(health.compactions), COMPACTIONS
     if sample.spike is not None:
@@ -282,8 +273,6 @@ def _above(health: Health, sample: Sample, rules: HealthRules, is_open: Collecti
 def _below(health: Health, rules: HealthRules) -> Measured:
     if len(health.ratios) >= CONDENSINGS:
         yield "compression_ratio", max(health.ratios), health.compression_ratio or 0.0, rules.compression_ratio
-    if health.fidelity is not None:
-        yield "fidelity", health.fidelity, health.fidelity, rules.fidelity
 
 
 def _steady_evictions(health: Health) -> float:
@@ -306,7 +295,6 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
         evicted=(*known.evicted, sample.evicted)[-EVICTION_WINDOW:],
         ratios=(*known.ratios, *sample.ratios)[-CONDENSINGS:] if sample.ratios else known.ratios,
         compactions=_lately(known.compactions, number, more=is_thrash),
-        fidelity=known.fidelity,
         window_id=known.window_id if sample.window_id is None else sample.window_id,
         episodes=known.episodes,
         rungs=_lately(known.rungs, number, more=sample.rung),
@@ -324,7 +312,7 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
         eviction_rate=after.eviction_rate,
         compression_ratio=after.compression_ratio,
         burn_rate=sample.burn_rate,
-        fidelity_score=after.fidelity,
+        fidelity_score=None,
         tool_result_bloat=sample.bloat,
         window_id=after.window_id,
     )

@@ -25,9 +25,12 @@ from statistics import median
 
 from policies.ledger import TokenSource
 from policies.messages import PolicyError, Transcript
-from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Memory, Zones
+from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Zones
 
 FAR = 4
+RECALL_TOOL = "recall"
+RECALL_TOKENS = 4_000
+"""The most of one answer of the recall tool."""
 RECALLED_PARTS = 10
 """Of a window that is kept free for what a model asks the recall tool for, if one answer takes no less."""
 FLOOR_TOKENS = 1_024
@@ -241,7 +244,7 @@ def divide(
     else:
         reserve = max(floor, own_reserve)
     reserve = min(reserve, max(1, window - 1))
-    recalled = amount(settings.recall.max_tokens, window, scale) if settings.recall.tool else 0
+    recalled = amount(RECALL_TOKENS, window, scale) if settings.recall.tool else 0
     return TokenBudget(
         window=window,
         reserve=reserve,
@@ -264,14 +267,17 @@ def amount(value: float, window: int, scale: float = 1.0) -> int:
     return math.floor(round(value * (window if value < 1 else scale), 6))
 
 
-def find_memory(transcript: Transcript, memory: Memory) -> frozenset[int]:
-    """What a tool returns is never memory, whatever it says."""
+def find_memory(transcript: Transcript, memory: tuple[str, ...]) -> frozenset[int]:
+    """Messages whose text begins with a word of ``memory``, or that have it as their name.
+
+    What a tool returns is never memory, whatever it says.
+    """
     found = set[int]()
     for index, message in enumerate(transcript.messages):
         if message.is_result:
             continue
         body = transcript.read(index)
-        if body.text.lstrip().startswith(memory.tags) or body.name in memory.names:
+        if body.text.lstrip().startswith(memory) or body.name in memory:
             found.add(index)
     return frozenset(found)
 
@@ -325,10 +331,10 @@ def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
             if bucket.cap is None or bucket.on_overflow != action:
                 continue
             if strategy == "evict" and name == "history":  # what was decided in words is never truncated
-                yield Layer(strategy="drop_oldest", scope=name, at=1.0, stop_at=bucket.watermark)
+                yield Layer(strategy="drop_oldest", scope=name, at=1.0, stop_at=WATERMARK)
             else:
                 params = {"scorer": "fifo"} if strategy == "evict" else {}
-                yield Layer(strategy=strategy, scope=name, at=1.0, stop_at=bucket.watermark, params=params)
+                yield Layer(strategy=strategy, scope=name, at=1.0, stop_at=WATERMARK, params=params)
 
 
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:

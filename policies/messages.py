@@ -355,6 +355,10 @@ class Protection:
 def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
     messages, task = transcript.messages, first_user(transcript)
     current = last_user(messages, without=transcript.floating)
+    newest = {current}
+    if current and messages[current - 1].is_result:
+        # it steers a turn whose request goes on, or is a client's note that moves on with the next request
+        newest.add(last_user(messages[:current], without=transcript.floating))
     kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
         head=frozenset(i for i, m in enumerate(messages) if m.is_head),
@@ -364,7 +368,7 @@ def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Pro
         pinned=transcript.floating.union(
             i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices
         ),
-        standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i == current),
+        standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i in newest),
     )
 
 

@@ -57,9 +57,10 @@ from policies.pressure import (
     raw_buckets,
 )
 from policies.settings import ClientEdits, ContextSettings
-from policies.strategies.clear import PruneTools, leave_out_unbound
+from policies.strategies.clip import clip, clippable
 from policies.strategies.compact import Compact, known_summary, may_summarize, stand_in, summarize
-from policies.strategies.drop import DropOldest, cap_results, clip, clippable
+from policies.strategies.drop_oldest import DropOldest
+from policies.strategies.ingest_cap import cap_results
 from policies.strategies.layers import (
     ASKING,
     PlanWork,
@@ -72,6 +73,8 @@ from policies.strategies.layers import (
     run_rungs,
 )
 from policies.strategies.lighten import lighten
+from policies.strategies.prune_tools import PruneTools
+from policies.strategies.reasoning import leave_out_unbound
 from policies.strategies.recall import Elsewhere, Pages, is_crowded, may_recall, recall, with_room
 from policies.text.segments import Readings
 from policies.tokens import TokenCounter
@@ -110,9 +113,9 @@ def plan(
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
         settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
-    known = ConversationState(length=known.length) if settings.when_full == "reject" else known
+    known = ConversationState(length=known.length) if not settings.manages else known
     known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
-    if settings.memory.is_declared:
+    if settings.memory:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     asked = (known.resumed is not None and not known.cuts) or is_wanted(settings, known)
@@ -143,7 +146,7 @@ def plan(
         yield Offload()
         yield from run_asked(work, bounds)
     bounds = yield from _manage(work, bounds, grown, limits=limits, edits=edits)
-    if loads and settings.when_full == "manage":
+    if loads and settings.manages:
         yield from lighten(work, bounds, loads)
     yield from _recall(work, bounds, pages=pages or Pages(), elsewhere=elsewhere)
     if transcript.binds:
@@ -163,11 +166,11 @@ def _manage(
         yield Offload()
         yield from run_client_edits(work, bounds, edits)
     bounds = _hurried(bounds, grown, work.draft, limits=limits)
-    if settings.when_full == "manage" and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
+    if settings.manages and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
         yield Offload()
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
-    elif settings.when_full == "manage" and is_crowded(work.draft, bounds):
+    elif settings.manages and is_crowded(work.draft, bounds):
         yield Offload()
         yield from run_anew(work, with_room(bounds))
     return bounds
@@ -453,7 +456,7 @@ def is_soft(
     trend: Trend = UNKNOWN,
 ) -> bool:
     rules = settings.summaries
-    if settings.summarizer is None or settings.compaction != "proxy" or settings.when_full != "manage":
+    if settings.summarizer is None or settings.compaction != "proxy" or not settings.manages:
         return False
     if rules.prepare_messages is not None:
         covered = max((cut.covers for cut in known.cuts), default=0)

@@ -39,12 +39,14 @@ from policies.ledger import (
 )
 from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, is_soft
 from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
-from policies.settings import CACHE_TTL, ContextSettings, TrendRules, Zones
+from policies.settings import CACHE_TTL, ContextSettings, Zones
 
 LOW_BELOW, HIGH_FROM = 750, 4_000
 """Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
 SOFT = 0.80
 MAX_NAMED = 5
+VELOCITY_WINDOW = 5
+SPIKE_MULTIPLIER = 3.0
 EMA_ALPHA = 0.3
 """Weight of the newest growth in the baseline."""
 BURN_WINDOW = 20
@@ -64,9 +66,7 @@ def own_trend(trend: Trend, transcript: Transcript) -> Trend:
     return trend if is_own else trend._replace(raw=None, length=0, spike=False)
 
 
-def advance(
-    before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float, rules: TrendRules
-) -> Trend:
+def advance(before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float) -> Trend:
     """All counts are uncalibrated, or a new calibration would look like growth.
 
     Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it is not known yet.
@@ -79,9 +79,9 @@ def advance(
     if growth is None:
         return Trend(raw, length, before.deltas, before.baseline, zone, at, burn)
     known = before.baseline
-    deltas = (*before.deltas, growth)[-max(1, rules.window) :]
+    deltas = (*before.deltas, growth)[-VELOCITY_WINDOW:]
     baseline = growth if known is None else EMA_ALPHA * growth + (1 - EMA_ALPHA) * known
-    spike = known is not None and growth > rules.spike_multiplier * known
+    spike = known is not None and growth > SPIKE_MULTIPLIER * known
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
 
@@ -105,19 +105,19 @@ def _next(burn: Burn, tokens: int, *, grew: bool) -> Burn:
     return Burn(burn.bucket, tokens, deltas)
 
 
-def zone_of(level: float, zones: Zones, *, fits: bool = True) -> str:
+def zone_of(level: float, zones: Zones, *, fits: bool = True, rot_guard: bool = False) -> str:
     if not fits or level >= zones.critical_at:
         return "critical"
     if level >= zones.red_at:
         return "red"
     if level >= zones.orange_at:
         return "orange"
-    return "yellow" if level >= zones.yellow_at else "green"
+    return "yellow" if rot_guard or level >= zones.yellow_at else "green"
 
 
-def lift(zone: str, tokens: int, soft: int | None) -> tuple[str, bool]:
-    rot_guard = soft is not None and tokens > soft
-    return ("yellow" if rot_guard and zone == "green" else zone), rot_guard
+def reads_badly(tokens: int, soft: int | None) -> bool:
+    """Whether there is more than models read well, whatever their window."""
+    return soft is not None and tokens > soft
 
 
 def read_pressure(
@@ -132,14 +132,14 @@ def read_pressure(
 ) -> WindowPressure:
     """How full a window is. ``fits``: the answer's reserve stays free; ``emergency``: a rung was needed."""
     level = used / base
-    zone, _ = lift(zone_of(level, zones, fits=fits), used, soft)
+    zone = zone_of(level, zones, fits=fits, rot_guard=reads_badly(used, soft))
     idle = "active" if acted else STATUSES.get(zone, "active")
     return WindowPressure(level=level, zone=zone, status="emergency" if emergency else idle)
 
 
 def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
-    ratio, used = limits.budget.ratio, bounded(tokens)
-    zone, rot_guard = lift(trend.zone, tokens, limits.settings.rot_soft_tokens)
+    ratio = limits.budget.ratio
+    used = bounded(tokens)
     speed = trend.velocity
     delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
@@ -148,14 +148,14 @@ def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
         current_tokens=tokens,
         max_tokens=limits.base,
         utilization_pct=round(100 * used / max(1, bounded(limits.base)), 1),
-        zone=zone,
+        zone=trend.zone,
         velocity_tokens_per_turn=_one_decimal(speed),
         turns_until_red=_one_decimal(turns_remaining(used, limits.red, speed)),
         source=limits.source,
         last_delta=delta,
         velocity_class=velocity_class(speed),
         spike=trend.spike,
-        rot_guard=rot_guard,
+        rot_guard=reads_badly(tokens, limits.settings.rot_soft_tokens),
     )
 
 
@@ -307,7 +307,6 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
             buckets=counted if budget.caps else None,
             zone=trend.zone,
             at=trend.at or 0.0 if at is None else at,
-            rules=settings.trend,
         )._replace(end=b"".join(transcript.chain[-1 - REWRITTEN : -REWRITTEN]).hex()),
         cold=idle is not None and idle > CACHE_TTL and settings.cold_at is not None,
     )
@@ -423,7 +422,7 @@ def passed(
     What its client asks for beside it is not looked at.
     """
     settings = limits.settings
-    if known.triggered or known.resumed is not None or settings.memory.is_declared or is_wanted(settings, known):
+    if known.triggered or known.resumed is not None or settings.memory or is_wanted(settings, known):
         return None
     grown = measure(transcript, limits=limits, trend=trend, at=at)
     return pass_on(transcript, grown, limits=limits) if is_quiet(transcript, grown, limits=limits) else None

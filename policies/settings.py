@@ -9,7 +9,7 @@ key: it is that of the whole.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -23,12 +23,6 @@ CACHE_TTL = 300.0
 """Seconds after which a provider's cache has forgotten a conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrendRules:
-    window: int = field(default=5, metadata=POSITIVE)
-    spike_multiplier: float = field(default=3.0, metadata=POSITIVE)
-
-
 class Mode(StrEnum):
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -40,7 +34,7 @@ class ExtractShape:
     """Where a batch starts and ends in a window of ``window`` tokens (None: any, or far above the others).
 
     ``trigger`` is a share of U = W - R - H, the other shares are of room = trigger - fixed.
-    A ``note`` of 0 asks no model; ``evict`` scales ``must_reach`` of layers that clear results before a summary is
+    ``evict`` scales ``must_reach`` of layers that clear results before a summary is
     made.
     """
 
@@ -49,20 +43,19 @@ class ExtractShape:
     low_water: float = field(metadata=SHARE)
     extract: float = field(metadata=SHARE)
     tail: float = field(metadata=SHARE)
-    note: float = field(default=0.04, metadata=SHARE)
     evict: float = 1.0
 
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("trigger", "low_water", "extract", "tail", "note", "evict"):
+        for name in ("trigger", "low_water", "extract", "tail", "evict"):
             here, there = getattr(self, name), getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return ExtractShape(**mixed)
 
 
 BALANCED_SHAPES: tuple[ExtractShape, ...] = (
-    ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, note=0.0, evict=0.0),
-    ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, note=0.0, evict=0.0),
+    ExtractShape(window=2_048, trigger=1.0, low_water=1.0, extract=1.0, tail=0.06, evict=0.0),
+    ExtractShape(window=4_096, trigger=0.97, low_water=0.77, extract=0.67, tail=0.18, evict=0.0),
     ExtractShape(window=8_192, trigger=0.97, low_water=0.49, extract=0.43, tail=0.12, evict=0.0),
     ExtractShape(window=12_288, trigger=0.955, low_water=0.64, extract=0.25, tail=0.40, evict=0.0),
     ExtractShape(window=24_576, trigger=0.93, low_water=0.64, extract=0.22, tail=0.40, evict=0.0),
@@ -121,7 +114,6 @@ class Bucket:
     soft: float = field(default=0.80, metadata=PART)
     on_overflow: OnOverflow = "track"
     charge_to: str | None = None
-    watermark: float = field(default=0.80, metadata=PART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,27 +129,13 @@ class Ingest:
     method: Literal["middle_out", "head", "tail"] = "middle_out"
     from_start: bool = False
     tools: Mapping[str, int] = field(default_factory=dict)
-    sub_agent_tools: tuple[str, ...] = ()
-    sub_agent_cap: int = field(default=2_000, metadata=POSITIVE)
+    sub_agents: Mapping[str, int] = field(default_factory=dict)
     drop_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     include: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_particular(self) -> bool:
-        return bool(self.tools or self.sub_agent_tools or self.drop_fields)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    tags: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-
-    @cached_property
-    def is_declared(self) -> bool:
-        return bool(self.tags or self.names)
-
-
-PROMPTS = ("structured", "handoff", "plain")
+        return bool(self.tools or self.sub_agents or self.drop_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,60 +146,42 @@ class Summaries:
     ``prepare_at`` is a share of the trigger.
     """
 
-    prompt: Literal["structured", "handoff", "plain"] = "structured"
-    by_schema: bool = True
     role: Literal["user", "system_append", "system"] = "user"
     wait: float = 0.0
     seconds: float = 20.0
     prepare_at: float | None = 0.75
     prepare_messages: int | None = None
-    most_chunks: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    enabled: bool = True
-    save_at: float | None = 0.85
-    milestones: bool = True
+    """When the state of a task is saved; with ``save_at`` None it never is."""
+
+    save_at: float | None = field(default=0.85, metadata=SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaking:
-    enabled: bool = True
-    tools: tuple[str, ...] = (
-        "TodoWrite",
-        "todo_write",
-        "todowrite",
-        "write_todos",
-        "update_plan",
-        "update_todo_list",
-        "manage_todo_list",
-        "task_list",
-        "save_note",
-        "write_note",
-        "add_note",
-        "memory_write",
-    )
-    extract: bool = False
-    min_turns: int = 20
-    max_tokens: int = 2_000
+    """``extract_from``: the steps of a conversation from which on the summarizer takes notes too; None for never."""
+
+    extract_from: int | None = field(default=None, metadata=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
     tool: bool = False
-    name: str = "recall"
-    rounds: int = 3
-    max_tokens: int = 4_000
     auto: bool = True
-    auto_tokens: int = 500
-    embeddings: str | None = None
+    auto_tokens: int = field(default=500, metadata={"ge": 0})
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether what was removed is brought back by itself for a message that asks for it."""
+        return self.auto and self.auto_tokens > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
     requests: int = field(default=20, metadata={"ge": 0, "le": 1_000})
-    content: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,20 +228,16 @@ class ContextSettings:
     zones: Zones = Zones()
     auto_scale: bool = False
     rot_soft_tokens: int | None = field(default=64_000, metadata=POSITIVE)
-    trend: TrendRules = TrendRules()
     preempt: bool = False
     cold_at: float | None = field(default=0.80, metadata=PART)
-    enforce: Literal["global", "bucket", "observe"] = "global"
-    when_full: Literal["manage", "reject"] = "manage"
+    enforce: Literal["global", "bucket", "reject"] = "global"
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     shapes: tuple[ExtractShape, ...] = BALANCED_SHAPES
     ingest: Ingest = Ingest()
-    memory: Memory = Memory()
+    memory: tuple[str, ...] = ()
     estimator: str = "tokenizer"
     image_tokens: int | None = field(default=None, metadata=POSITIVE)
     placeholder: Literal["finding", "marker", "none"] = "finding"
-    placeholder_tokens: int = field(default=50, metadata={"ge": 0})
-    marker: str = "[Old tool result content cleared]"
     summarizer: str | None = None
     embeddings: str | None = None
     summaries: Summaries = Summaries()
@@ -298,9 +254,9 @@ class ContextSettings:
 
     @cached_property
     def observes(self) -> bool:
-        return self.mode is Mode.OBSERVE or self.enforce == "observe" or self.compaction == "provider"
+        return self.mode is Mode.OBSERVE or self.compaction == "provider"
 
-    def in_mode(self, mode: Mode) -> "ContextSettings":
-        """The same in another mode: what is to be enforced is."""
-        enforced = mode is Mode.ENFORCE and self.enforce == "observe"
-        return replace(self, mode=mode, enforce="global" if enforced else self.enforce)
+    @cached_property
+    def manages(self) -> bool:
+        """Whether what does not fit is made to fit, rather than refused."""
+        return self.enforce != "reject"

@@ -53,8 +53,7 @@ from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process import give_back, keep_little, watch_loop
 from proxy.telemetry.setup import Telemetry
-from proxy.upstream.client import Client, Upstreams
-from proxy.upstream.providers import LitellmProvider
+from proxy.upstream.client import Client, LitellmProvider, Upstreams
 from proxy.wire.counting import Tokenizer, installed_estimators
 from proxy.wire.transcripts import Transcripts
 

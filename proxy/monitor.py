@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 import msgspec
 import xxhash
 
-from policies.health import LOOP, Checkup, Health, HealthAlert, Sample, Snapshot, check
+from policies.health import LOOP, SPIKE_SHARE, Checkup, Health, HealthAlert, Sample, Snapshot, check
 from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import TokenBudget
 from policies.messages import Run, follow_calls
@@ -241,7 +241,7 @@ class HealthBook:
             ratios=() if made is None else _ratios(made),
             compacted=made is not None and made.cut is not None,
             burn_rate=None if reading is None else reading.velocity_tokens_per_turn,
-            spike=None if decision is None else _spike(decision, recognized, settings),
+            spike=None if decision is None else _spike(decision, recognized),
             repeats=run.longest,
             bloat=0.0 if decision is None else _bloat(decision, recognized, settings),
             bloat_limit=None if pressure.zone == "green" or _is_kept(decision, settings) else limits.bloat,
@@ -306,11 +306,11 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
     )
 
 
-def _spike(decision: Decision, recognized: Recognized, settings: ContextSettings) -> float | None:
+def _spike(decision: Decision, recognized: Recognized) -> float | None:
     reading, before = decision.reading, recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
-    if (reading.last_delta or 0) < settings.health.spike_share * recognized.policy_limits.base:
+    if (reading.last_delta or 0) < SPIKE_SHARE * recognized.policy_limits.base:
         return None
     return decision.trend.deltas[-1] / max(1.0, before or 0.0)
 
@@ -321,7 +321,7 @@ def _is_kept(decision: Decision | None, settings: ContextSettings) -> bool:
 
 
 def _is_managed(settings: ContextSettings) -> bool:
-    return not settings.observes and settings.when_full == "manage"
+    return not settings.observes and settings.manages
 
 
 def _requests_left(

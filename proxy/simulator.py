@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import uvicorn
 from anyio.from_thread import start_blocking_portal
+from cachetools import LRUCache
 from starlette.applications import Starlette
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -322,7 +323,7 @@ class Simulator:
         self.settings = settings
         self.received: deque[Received] = deque(maxlen=REQUESTS_KEPT)
         self._counter = counter
-        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+        self._prefixes: LRUCache[bytes, None] = LRUCache(PREFIXES_KEPT)
         self._answered = 0
         routes = [Route(e.path, self._serves(e), methods=["POST"]) for e in (Chat(), Responses(), Messages())]
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
@@ -373,8 +374,6 @@ class Simulator:
             cached += tokens if is_known else 0
             total += tokens
             self._prefixes[key] = None
-        while len(self._prefixes) > PREFIXES_KEPT:
-            self._prefixes.popitem(last=False)
         return total, cached if cached >= LEAST_CACHED else 0
 
     async def _counted(self, request: HTTPRequest) -> Response:

@@ -13,12 +13,27 @@ from itertools import groupby
 
 from policies.ledger import Note, Status, Subtask
 from policies.messages import ToolCall
-from policies.settings import NoteTaking
 from policies.text.segments import Source, names_something, normal, parse
 from policies.tokens import TokenCounter, shorten
 
 CATEGORIES = ("task_progress", "decisions", "bugs", "constraints", "learnings", "misc")
 IMPORTANCE = ("critical", "high", "normal")
+TOOLS = frozenset(
+    {
+        "todowrite",
+        "todo_write",
+        "write_todos",
+        "update_plan",
+        "update_todo_list",
+        "manage_todo_list",
+        "task_list",
+        "save_note",
+        "write_note",
+        "add_note",
+        "memory_write",
+    }
+)
+"""Tools of clients whose newest call holds the list of what is to do, or a note; in lower case."""
 MIN_REST = 50
 FENCES = frozenset({"note", "notes", "todo", "decision", "adr"})
 """Words behind three back quotes that begin a note in an answer."""
@@ -55,9 +70,9 @@ def importance_of(word: str) -> str:
     return word if word in IMPORTANCE else "normal"
 
 
-def notes_in(sources: Sequence[Source], tools: NoteTaking) -> tuple[Note, ...]:
+def notes_in(sources: Sequence[Source]) -> tuple[Note, ...]:
     found: list[Note] = []
-    for _, call in _calls_in(sources, tools):
+    for _, call in _calls_in(sources):
         made = _list_in_call(call.arguments)
         found += [_list_note(made.subtasks, FROM_TOOL)] if made is not None else _in_call(call.arguments)
     for source in sources:
@@ -238,14 +253,14 @@ class _TodoList:
         return tuple(Subtask(i.text, i.status or Status.PLANNED) for i in self.items if i.text and not i.dropped)
 
 
-def subtasks_of(sources: Sequence[Source], tools: NoteTaking, *, known: Sequence[Subtask] = ()) -> tuple[Subtask, ...]:
+def subtasks_of(sources: Sequence[Source], *, known: Sequence[Subtask] = ()) -> tuple[Subtask, ...]:
     """The subtasks as the newest lists leave them, from ``known`` on.
 
     What a tool's list leaves out is gone, unless it is done; checkboxes in a text only change and add.
     """
     board = {normal(s.text): s for s in known}
     names: dict[str, str] = {}
-    called = [(position, _list_in_call(call.arguments)) for position, call in _calls_in(sources, tools)]
+    called = [(position, _list_in_call(call.arguments)) for position, call in _calls_in(sources)]
     lists = [(position, made) for position, made in called if made is not None]
     for source in sources:
         while lists and lists[0][0] == source.position:
@@ -279,20 +294,20 @@ def _posted(board: dict[str, Subtask], given: _TodoList, names: dict[str, str]) 
     return new
 
 
-def _takes_notes(name: str, tools: NoteTaking) -> bool:
-    """Whether a tool is one of the policy's, by its name alone or behind a server's (``mcp__desk__save_note``)."""
-    names = {n.lower() for n in tools.tools}
-    return name.lower() in names or _LAST_NAME.split(name)[-1].lower() in names
+def _takes_notes(name: str) -> bool:
+    """Whether a tool is one of :data:`TOOLS`, alone or after a server's name (``mcp__desk__save_note``)."""
+    name = name.lower()
+    return name in TOOLS or _LAST_NAME.split(name)[-1] in TOOLS
 
 
-def _calls_in(sources: Sequence[Source], tools: NoteTaking) -> Iterator[tuple[int, ToolCall]]:
+def _calls_in(sources: Sequence[Source]) -> Iterator[tuple[int, ToolCall]]:
     told: set[tuple[str, str]] = set()
     for source in sources:
         for call in source.calls:
-            if _takes_notes(call.name, tools):
+            if _takes_notes(call.name):
                 told.add((call.name, call.arguments))
                 yield source.position, call
-        if source.tool and (source.tool, source.arguments) not in told and _takes_notes(source.tool, tools):
+        if source.tool and (source.tool, source.arguments) not in told and _takes_notes(source.tool):
             yield source.position, ToolCall("", source.tool, source.arguments)
 
 

@@ -18,7 +18,7 @@ from policies.lines import DATA
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from policies.memory.notes import flaw, notes_in, read_notes, subtasks_of
 from policies.messages import ToolCall, Transcript, answered_calls, first_user, same_call, units
-from policies.settings import ContextSettings, NoteTaking
+from policies.settings import ContextSettings
 from policies.summary.ask import condense, lines_of
 from policies.text.choice import Item, Weights, choose
 from policies.text.extract import Links, candidates, extract
@@ -58,7 +58,6 @@ def read_state(
     *,
     goal: str,
     previous: Checkpoint | None = None,
-    tools: NoteTaking,
     readings: Readings | None = None,
 ) -> Checkpoint:
     """The state of a task after these messages; of messages that ``previous`` has read already nothing is read again.
@@ -70,7 +69,7 @@ def read_state(
     new = [s for s in sources if s.position > until]
     task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
     before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
-    notes, readings = notes_in(new, tools), Readings() if readings is None else readings
+    notes, readings = notes_in(new), Readings() if readings is None else readings
     errors = _errors(new)
     others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
     stated = _stated([*before, *new])
@@ -79,7 +78,7 @@ def read_state(
         goal=task,
         success_criteria=_newest(base.success_criteria, stated["criteria"], most=MAX_NOTES),
         constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings),
-        subtasks=subtasks_of(new, tools, known=base.subtasks),
+        subtasks=subtasks_of(new, known=base.subtasks),
         decisions=_with_decisions(base.decisions, decided),
         open_issues=_open_issues(new, errors, known=base.open_issues),
         environment=_environment(new, errors, known=(*base.environment, *stated["environment"])),
@@ -89,14 +88,14 @@ def read_state(
     )
 
 
-def milestone(new: Sequence[Source], *, state: Checkpoint | None, tools: NoteTaking) -> str | None:
+def milestone(new: Sequence[Source], *, state: Checkpoint | None) -> str | None:
     """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not."""
     known = state or Checkpoint()
     done = {normal(s.text) for s in known.with_status(Status.DONE)}
-    listed = subtasks_of([s for s in new if s.role != "user"], tools, known=known.subtasks)
+    listed = subtasks_of([s for s in new if s.role != "user"], known=known.subtasks)
     if any(s.status is Status.DONE and normal(s.text) not in done for s in listed):
         return "subtask_done"
-    decided = _texts(notes_in(new, tools), "decisions")
+    decided = _texts(notes_in(new), "decisions")
     if any(not any(_alike(text, d.text) for d in known.decisions) for text in decided):
         return "decision"
     issues = _open_issues(new, _errors(new), known=known.open_issues)
@@ -475,7 +474,6 @@ def _checkpoint(text: str | None) -> Checkpoint | None:
 def state_of(
     transcript: Transcript,
     *,
-    settings: ContextSettings,
     known: ConversationState,
     counter: TokenCounter,
     readings: Readings | None = None,
@@ -484,16 +482,16 @@ def state_of(
     task = first_user(transcript)
     goal = "" if task is None else voices(transcript.read(task), "user")[0]
     previous = previous_state(known.at(len(transcript.chain)), sources)
-    state = read_state(sources, goal=goal, previous=previous, tools=settings.notes, readings=readings)
+    state = read_state(sources, goal=goal, previous=previous, readings=readings)
     made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
     cuts = [cut for cut in known.cuts if transcript.begins_with(cut.covers, cut.prefix)]
     told = next((cut.narrative for cut in reversed(cuts) if cut.narrative), state.narrative)
     return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
 
 
-def milestone_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> str | None:
+def milestone_of(transcript: Transcript, *, known: ConversationState) -> str | None:
     fresh = _sources(transcript, since=known.length)
-    return milestone(fresh, state=previous_state(known.at(len(transcript.chain))), tools=settings.notes)
+    return milestone(fresh, state=previous_state(known.at(len(transcript.chain))))
 
 
 def _sources(transcript: Transcript, *, since: int) -> list[Source]:
@@ -506,15 +504,16 @@ def _sources(transcript: Transcript, *, since: int) -> list[Source]:
     return sources_of(transcript, indices, calls)
 
 
-def notes_of(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> tuple[Note, ...]:
-    return notes_in(_sources(transcript, since=known.length), settings.notes)
+def notes_of(transcript: Transcript, *, known: ConversationState) -> tuple[Note, ...]:
+    return notes_in(_sources(transcript, since=known.length))
 
 
 def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
-    if settings.summarizer is None or not settings.notes.extract:
+    first = settings.notes.extract_from
+    if settings.summarizer is None or first is None:
         return False
     steps = transcript.steps
-    if len(steps) < settings.notes.min_turns:
+    if len(steps) < first:
         return False
     fresh = sum(1 for unit in steps if unit.start >= transcript.head + known.length)
     return any((len(steps) - back) % STEPS_BETWEEN == 0 for back in range(fresh))

@@ -13,7 +13,6 @@ from itertools import chain, zip_longest
 from policies.ledger import EditKind, PlannedMessage
 from policies.memory.state import read_state
 from policies.messages import ToolCall, Transcript
-from policies.settings import NoteTaking
 from policies.summary.ask import lines_of
 from policies.summary.identifiers import normal_text
 from policies.summary.material import MaterialLine, harmless
@@ -81,9 +80,9 @@ def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage], later:
     return Contexts(sources, tuple(lines), before, sum(piece.tokens for piece in sent), later)
 
 
-def questions_for(contexts: Contexts, *, count: int, tools: NoteTaking) -> tuple[Question, ...]:
+def questions_for(contexts: Contexts, *, count: int) -> tuple[Question, ...]:
     """At most ``count`` questions: four that suit any conversation, and more about what was said in this one."""
-    state = read_state(contexts.sources, goal="", tools=tools)
+    state = read_state(contexts.sources, goal="")
     kinds = (
         [_about_calls(tool, values) for tool, values in _used(contexts).items()],
         [_about(rule, Dimension.FACTS) for rule in reversed(state.constraints)],
@@ -163,9 +162,7 @@ class Coverage:
         return sum(self.kinds.values(), Share())
 
 
-def coverage_of(
-    contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = "", tools: NoteTaking
-) -> Coverage:
+def coverage_of(contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = "") -> Coverage:
     """Each of ``facts`` is kept if all of its values are; only what the whole context has is wanted.
 
     ``archived`` is the text of originals that can be fetched back.
@@ -186,7 +183,7 @@ def coverage_of(
     users = (literals(source.text[:MAX_READ]) for source in contexts.sources if source.is_users)
     named = dict.fromkeys(chain(*_used(contexts).values(), *users))
     others = [(v,) for v in named if v.lower() not in known and len(v) in VALUE_LEN and _has(whole, (v,))]
-    rules = [(rule,) for rule in read_state(contexts.sources, goal="", tools=tools).constraints]
+    rules = [(rule,) for rule in read_state(contexts.sources, goal="").constraints]
     kinds = {"facts": share(needed), "identifiers": share(others), "rules": share(rules)}
     return Coverage(kinds, tuple(missing))
 

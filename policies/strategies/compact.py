@@ -1,53 +1,74 @@
-"""History goes, a text stands for it.
-
-``compact``   older history becomes a summary: what code extracts, and beside it the notes of a model if one is set
-``rollover``  a new window: the state of the task in place of all history but the step that is open
-:func:`resume`  what another conversation left, in front of the first message
-:func:`stand_in`  the text of a compaction that the client itself asked for
+"""``compact``: older history becomes a summary: what code extracts, and beside it a model's notes if one is set.
 
 A model is asked once a batch, or before one: what was prepared after an answer holds wherever the history that it
-covers is still there. Where the conversation's own model writes and the provider still has its prefix, the question
-goes behind that prefix, which costs a tenth of sending the same words again.
+covers is still there. :func:`stand_in` is the text of a compaction that the client itself asked for.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, ref_at, whole, word
+from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, whole, word
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, Status
+from policies.limits import RECALL_TOOL
 from policies.lines import indented
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import render_notes
-from policies.memory.state import previous_state, read_state, state_of
+from policies.memory.state import previous_state, read_state
 from policies.messages import parse_turn_boundaries
-from policies.settings import PROMPTS
 from policies.summary.ask import condense, lines_of
-from policies.summary.material import render_resumed, render_summary, way_back
+from policies.summary.material import render_summary, way_back
 from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
 SLACK = 8
 """Tokens that a text may take more within a fence than by itself."""
+
+
 LISTS = 0.25
 """Share of the extract that lists of what is to do, and notes, may take."""
+
+
 MIN_STEP = 200
+
+
 MIN_EXTRACT = 0.5
+
+
 MAX_EXTRACT = 64_000
-NEW_WINDOW = 4_000
-"""Most tokens of what a new window, or a conversation that goes on from another, begins with."""
+
+
+NOTE_SHARE = 0.04
+
+
 MIN_NOTE, MAX_NOTE = 200, 2_000
+
+
+SMALL_WINDOW = 4_096
+"""Tokens of a window up to which no model writes notes: all of its room is the extract's."""
 """What of its share the summary has where the newest step alone fills what a batch should leave."""
+
+
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
-MIN_WINDOW = 120
+
+
 STAND_IN, MIN_STAND_IN = 0.25, 500
 """What stands for a whole conversation: a share of what it stands for, and the tokens that it may always take."""
+
+
 MIN_SUMMARY = 100
 """Tokens, its heading included, from which a summary says anything."""
-MIN_RESUMED = 60
+
+
 MIN_ROOM = 2_000
+
+
 MAX_LIST_LEN = 12
+
+
+MAX_NOTES = 2_000
+"""Tokens of the notes that tools and people took, in a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,7 @@ class Compact(Strategy):
     keep_messages: int | None = whole(None)
     keep_turns: int | None = whole(None)
     evict_pct: float | None = number(None, most=100)
-    prompt: str = word(*PROMPTS)
+    prompt: str = word("structured", "handoff", "plain")
     prepared: bool = flag()
 
     def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
@@ -103,13 +124,12 @@ class Compact(Strategy):
             sources,
             goal=goal,
             previous=previous_state(bounds.known, sources),
-            tools=bounds.settings.notes,
             readings=bounds.readings,
         )
         bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
         before = known_summary(bounds, most=transcript.place(start))
-        beside = _around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
+        beside = tokens_around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
         made = extract(
             sources,
             max_tokens=max(0, budget - beside),
@@ -201,15 +221,15 @@ def _cost(text: str, bounds: Bounds) -> int:
     return bounds.counter.count(text) + 1 if text else 0
 
 
-def _around(bounds: Bounds, *, gone: int) -> int:
+def tokens_around(bounds: Bounds, *, gone: int) -> int:
     """Tokens of a summary beside what it says."""
-    least = render_summary("-", removed=gone, back=_way_back(bounds))
+    least = render_summary("-", removed=gone, back=way_back_in(bounds))
     return MESSAGE_OVERHEAD + bounds.counter.count(least) + SLACK
 
 
-def _way_back(bounds: Bounds) -> str:
-    recall = bounds.settings.recall
-    return way_back(calls=bool(bounds.transcript.calls), tool=recall.name if recall.tool else "")
+def way_back_in(bounds: Bounds) -> str:
+    tool = RECALL_TOOL if bounds.settings.recall.tool else ""
+    return way_back(calls=bool(bounds.transcript.calls), tool=tool)
 
 
 def _room_beside(bounds: Bounds, summary: int) -> int:
@@ -255,7 +275,7 @@ def _summary_cut(
         bounds,
         start,
         stays=[i for i in range(draft.transcript.head, start) if i not in hidden],
-        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=_way_back(bounds)),
+        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=way_back_in(bounds)),
         origin=origin_of(told, earlier=draft.cut),
         version=version,
         narrative=told.text,
@@ -277,89 +297,16 @@ def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dic
     return edits
 
 
-class Rollover(Strategy):
-    """A new window: the state of the task in place of all history but the step that is open."""
-
-    name = "rollover"
-    costs = True
-
-    def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        transcript, protection = draft.transcript, bounds.protection
-        head, start = transcript.head, min(protection.active, default=len(transcript.messages))
-        stays = [i for i in range(head, start) if i in protection.verbatim]
-        gone = start - head - len(stays)
-        room = _room_in_new_window(draft, bounds, start)
-        if gone <= 0 or room < MIN_WINDOW:
-            return draft
-        state = _state(draft, bounds)
-        version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
-        state = replace(state, version=version, window_id=state.window_id + 1)
-        shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
-        around = _around(bounds, gone=gone)
-        said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
-        told = known_summary(bounds, most=transcript.place(start))
-        cut = cut_at(
-            draft,
-            bounds,
-            start,
-            stays=stays,
-            text=render_summary(said, removed=gone, back=_way_back(bounds)),
-            origin="rollover",
-            version=version,
-            narrative=told.text,
-            noted=told.covers,
-        )
-        rolled = draft.with_cut(cut, checkpoint=state.to_json())
-        return rolled if rolled.tokens < draft.tokens else draft
-
-
-def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
-    if draft.checkpoint is not None:
-        return Checkpoint.from_json(draft.checkpoint)
-    return state_of(
-        bounds.transcript,
-        settings=bounds.settings,
-        known=bounds.known,
-        counter=bounds.counter,
-        readings=bounds.readings,
-    )
-
-
-def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
-    kept = bounds.protection.verbatim
-    open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
-    limit = min(bounds.target, bounds.safe_limit)
-    return min(NEW_WINDOW, limit - bounds.fixed - open_step)
-
-
-def resume(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with the resumed state in front of its first message, in at most half of the room."""
-    transcript, state = bounds.transcript, previous_state(bounds.known)
-    if not transcript.chain or state is None or not state.validate().valid:
-        return draft
-    room = min(NEW_WINDOW, bounds.safe_limit - draft.tokens, bounds.room // 2)
-    first = transcript.head + 1
-    version = bounds.known.next_version
-    state = replace(state, version=version, window_id=state.window_id + 1)
-    around = bounds.counter.count(render_resumed("")) + MESSAGE_OVERHEAD
-    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > MIN_RESUMED else ""
-    if not said:
-        return draft
-    text = render_resumed(said)
-    cut = cut_at(draft, bounds, first, stays=[], text=text, origin="resume", narrative=said)
-    return draft.with_cut(replace(cut, after=tuple(range(cut.covers))), checkpoint=state.to_json())
-
-
 def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
-    transcript, known, settings = bounds.transcript, bounds.known, bounds.settings
+    transcript = bounds.transcript
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
     sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
     task, newest = bounds.protection.task, bounds.protection.current
     goal = _own(bounds, task)
     before = known_summary(bounds, most=len(transcript.chain))
-    tools, past = settings.notes, previous_state(known, sources)
-    state = read_state(sources, goal=goal, previous=past, tools=tools, readings=bounds.readings)
+    past = previous_state(bounds.known, sources)
+    state = read_state(sources, goal=goal, previous=past, readings=bounds.readings)
     told = before
     if gone and may_summarize(bounds):
         told = yield from summarize(bounds, gone, before=before, key=transcript.chain[-1].hex())
@@ -394,12 +341,12 @@ def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
 
 def may_summarize(bounds: Bounds) -> bool:
     settings = bounds.settings
-    return settings.summarizer is not None and bounds.shape.note > 0 and bounds.room >= MIN_ROOM
+    return settings.summarizer is not None and bounds.budget.window > SMALL_WINDOW and bounds.room >= MIN_ROOM
 
 
 def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
     """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
-    transcript, settings = bounds.transcript, bounds.settings
+    transcript = bounds.transcript
     fresh = [i for i in gone if transcript.place(i) >= before.covers] if before.text else list(gone)
     sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
@@ -408,13 +355,12 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
     named, task = bounds.layer.params.get("prompt"), bounds.protection.task
     written = yield from condense(
         lines,
-        prompt=named if isinstance(named, str) else settings.summaries.prompt,
+        prompt=named if isinstance(named, str) else "structured",
         previous=before.text,
         max_tokens=note_size(bounds),
         max_input=bounds.summarizer_input or bounds.budget.soft_limit,
         counter=bounds.counter,
-        by_schema=settings.summaries.by_schema,
-        most_chunks=settings.summaries.most_chunks,
+        by_schema=True,
         key=key,
         beside=lines_of(sources_of(transcript, [task], {})) if task is not None else (),
     )
@@ -425,7 +371,7 @@ def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key:
 
 
 def note_size(bounds: Bounds) -> int:
-    return min(max(int(bounds.shape.note * bounds.room), MIN_NOTE), MAX_NOTE)
+    return min(max(int(NOTE_SHARE * bounds.room), MIN_NOTE), MAX_NOTE)
 
 
 def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
@@ -452,7 +398,7 @@ def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Seq
         if bounds.counter.count(grown) > most:
             break
         text = grown
-    left = min(most - bounds.counter.count(text), bounds.settings.notes.max_tokens)
+    left = min(most - bounds.counter.count(text), MAX_NOTES)
     notes = [note for note in bounds.known.notes if note.text not in shown]
     said = render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
     return "\n".join(part for part in (text, said) if part)

@@ -15,7 +15,24 @@ from policies.effects import Announce, Done, Failed, Flow, Offload, Returned, st
 from policies.ledger import LayerReport
 from policies.limits import acts_always, amount, charged, layers_of, limit_for, target_for
 from policies.settings import ClientEdits, Layer
-from policies.strategies import clear, compact, drop, rewrite
+from policies.strategies.clip import clip, is_clip_due
+from policies.strategies.compact import Compact
+from policies.strategies.custom import Custom
+from policies.strategies.dedupe import Dedupe
+from policies.strategies.delegate import Delegate
+from policies.strategies.drop_oldest import DropOldest
+from policies.strategies.evict import Evict, clear_results, evict_marked
+from policies.strategies.ingest_cap import IngestCap
+from policies.strategies.media import RetireMedia
+from policies.strategies.progressive import Progressive
+from policies.strategies.prune import Prune
+from policies.strategies.prune_tools import PruneTools
+from policies.strategies.reasoning import Reasoning
+from policies.strategies.rollover import Rollover, resume
+from policies.strategies.semantic_merge import SemanticMerge
+from policies.strategies.summarize_tool_result import SummarizeToolResult
+from policies.strategies.truncate_largest import TruncateLargest
+from policies.strategies.window import Window
 
 HARDER_SHARE = 0.25
 MIN_EARLY = 0.05
@@ -26,23 +43,23 @@ STRATEGIES: Mapping[str, type[Strategy]] = MappingProxyType(
     {
         strategy.name: strategy
         for strategy in (
-            drop.IngestCap,
-            clear.Dedupe,
-            clear.Evict,
-            clear.Prune,
-            clear.PruneTools,
-            clear.Reasoning,
-            clear.RetireMedia,
-            drop.TruncateLargest,
-            rewrite.SemanticMerge,
-            drop.Window,
-            drop.DropOldest,
-            drop.Custom,
-            rewrite.SummarizeToolResult,
-            rewrite.Progressive,
-            compact.Compact,
-            rewrite.Delegate,
-            compact.Rollover,
+            IngestCap,
+            Dedupe,
+            Evict,
+            Prune,
+            PruneTools,
+            Reasoning,
+            RetireMedia,
+            TruncateLargest,
+            SemanticMerge,
+            Window,
+            DropOldest,
+            Custom,
+            SummarizeToolResult,
+            Progressive,
+            Compact,
+            Delegate,
+            Rollover,
         )
     }
 )
@@ -96,7 +113,7 @@ class PlanWork:
 
 def run_asked(work: PlanWork, bounds: Bounds) -> Flow[None]:
     if bounds.known.resumed is not None and not bounds.known.cuts:
-        resumed = compact.resume(work.draft, bounds)
+        resumed = resume(work.draft, bounds)
         work.take("resume", resumed, kept=resumed is not work.draft)
     else:
         yield from run_wanted(work, bounds)
@@ -115,7 +132,7 @@ def is_due(draft: Draft, bounds: Bounds) -> bool:
 def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
     fired = work.draft.tokens > bounds.trigger * bounds.early
     if fired:
-        work.take_if_changed("evict", clear.evict_marked(work.draft, bounds))
+        work.take_if_changed("evict", evict_marked(work.draft, bounds))
     for layer in layers_of(bounds.settings):
         kind = STRATEGIES.get(layer.strategy)
         if kind is not None and kind.costs and (bounds.free_only or bounds.settings.compaction == "off"):
@@ -168,23 +185,23 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
 def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
     trigger = min(bounds.trigger, work.draft.tokens)
-    done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
+    done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
 def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
-        done = yield from compact.Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
+        done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
         work.take(layer, done, kept=done.tokens < work.draft.tokens and done.tokens <= bounds.trigger)
 
 
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
     if edits.thinking is not None:
-        done = clear.Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
+        done = Reasoning(ttl=edits.thinking).apply(work.draft, bounds)
         if done.tokens < work.draft.tokens:
             work.take("reasoning", done, kept=True)
-    work.take_if_changed("evict", clear.clear_results(work.draft, bounds, edits))
+    work.take_if_changed("evict", clear_results(work.draft, bounds, edits))
     if edits.compact_at is not None and work.draft.tokens > bounds.budget.room_for(edits.compact_at):
         yield from run_wanted(work, bounds)
 
@@ -193,17 +210,17 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
     target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=bounds.safe_limit)
     if work.draft.tokens > target and compacts:
-        done = yield from compact.Compact().run(work.draft, bounds, share=HARDER_SHARE)
+        done = yield from Compact().run(work.draft, bounds, share=HARDER_SHARE)
         work.take("compact", done, kept=done.tokens < work.draft.tokens, rung=True)
     if work.draft.tokens > target and compacts:
-        done = compact.Rollover().apply(work.draft, at_target)
+        done = Rollover().apply(work.draft, at_target)
         if done.tokens <= target:
             work.take("rollover", done, kept=True, rung=True)
     if work.draft.tokens > target:
-        done = drop.DropOldest().apply(work.draft, at_target)
+        done = DropOldest().apply(work.draft, at_target)
         work.take("drop_oldest", done, kept=done.tokens < work.draft.tokens, rung=True)
-    if drop.is_clip_due(work.draft, bounds):
-        done = drop.clip(work.draft, bounds, target=bounds.safe_limit)
+    if is_clip_due(work.draft, bounds):
+        done = clip(work.draft, bounds, target=bounds.safe_limit)
         work.take("clip", done, kept=done.tokens < work.draft.tokens, rung=True)
 
 

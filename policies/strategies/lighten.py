@@ -11,10 +11,10 @@ from policies.draft import Bounds, Draft, touchable
 from policies.effects import Flow, Offload
 from policies.ledger import Edit
 from policies.loads import Load
-from policies.strategies.clear import without_media
 from policies.strategies.compact import Compact
-from policies.strategies.drop import DropOldest
+from policies.strategies.drop_oldest import DropOldest
 from policies.strategies.layers import PlanWork
+from policies.strategies.media import without_media
 
 WITHOUT_MEDIA = 0.75
 COMPACTED = 0.5

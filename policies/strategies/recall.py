@@ -316,7 +316,7 @@ def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[El
 
 def may_recall(draft: Draft, bounds: Bounds) -> bool:
     transcript, current = bounds.transcript, bounds.protection.current
-    if not bounds.settings.recall.auto or bounds.ceiling is not None or current is None:
+    if not bounds.settings.recall.is_automatic or bounds.ceiling is not None or current is None:
         return False
     is_new = current - transcript.head >= bounds.known.length and not transcript.messages[current].media
     return is_new and draft.changed and all(m.is_head for m in transcript.messages[current + 1 :])

@@ -55,7 +55,6 @@ class Written:
     text: str = ""
     calls: int = 0
     failure: str = ""
-    repaired: bool = False
     purpose: str = ""
     dropped: tuple[str, ...] = ()
     answers: int = 0
@@ -195,8 +194,7 @@ def _in_chunks(request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, 
         for n, take in zip(again, more, strict=True):
             takes[n] = take
     merged = yield from _merge_takes(request, takes, depth=1)
-    repaired = merged.repaired or any(t.repaired for t in takes if t.text)
-    return replace(merged, calls=merged.calls + calls, repaired=repaired)
+    return replace(merged, calls=merged.calls + calls)
 
 
 def _merge_takes(request: _SummaryRequest, takes: Sequence[Written], *, depth: int) -> Flow[Written]:
@@ -265,9 +263,7 @@ def _ask(request: _SummaryRequest, material: str, *, merge: bool = False, answer
     shown = "\n".join(filter(None, (material, _check(first))))
     reply = yield plainly.question(f"{shown}\n\n{again}\n\n{instruction}")
     second = _read(plainly, reply, calls=first.calls + 1, answers=first.answers)
-    if second.text:
-        return replace(second, repaired=True)
-    return replace(first, calls=second.calls, answers=second.answers)
+    return second if second.text else replace(first, calls=second.calls, answers=second.answers)
 
 
 def _check(take: Written) -> str:

@@ -68,7 +68,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "too_short": "it was too short to go on from",
         "empty": "it said nothing",
         "not_smaller": "it was about as long as what it was to stand for",
-        "echo": "it copied what it was given instead of summing it up",
         "too_long": "it was longer than it may be",
         "loop": "it said the same thing over and over",
         "garbage": "it could not be read",

@@ -1,8 +1,10 @@
 """The command ``weir``: a table of commands whose modules are loaded only when they run."""
 
+import difflib
 import errno
 import gc
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -69,7 +71,7 @@ class _CommandTable(click.Group):
             sys.exit(EXIT_USAGE)
         except click.UsageError as fault:
             asked = fault.ctx.command_path if fault.ctx is not None else "weir"
-            _stop(f"{fault.format_message()} (see {asked} --help)", EXIT_USAGE)
+            _stop(f"{fault.format_message()}{_suggestion(fault)} (see {asked} --help)", EXIT_USAGE)
         except click.ClickException as fault:
             _stop(fault.format_message(), fault.exit_code)
         except click.Abort:
@@ -79,6 +81,15 @@ class _CommandTable(click.Group):
                 raise
             _stop(f"the output cannot be written: {fault.strerror}", EXIT_FAILED)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _suggestion(fault: click.UsageError) -> str:
+    """`` Did you mean 'serve'?`` for a command that is spelt nearly like that; click says so of options alone."""
+    if fault.ctx is None or not isinstance(fault.ctx.command, click.Group):
+        return ""
+    misspelt = re.match(r"No such command '(.+)'\.$", fault.format_message())
+    close = misspelt and difflib.get_close_matches(misspelt[1], fault.ctx.command.list_commands(fault.ctx), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _stop(message: str, code: int) -> NoReturn:

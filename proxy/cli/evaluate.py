@@ -16,7 +16,7 @@ from policies.effects import Failed, Summarize, Summary, step
 from policies.quality.coverage import Contexts, Coverage, Dimension, Question, contexts_of, coverage_of, questions_for
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, AnswerVerdict, Fidelity
 from policies.quality.fidelity import evaluate as answers_judged
-from policies.settings import ContextSettings, NoteTaking
+from policies.settings import ContextSettings
 from proxy.access.destination import CHAT_PATH, Caller, by_weir, upstream_for
 from proxy.cli.output import print_line, print_table, progress
 from proxy.cli.replay import conditions_for, policy_named, recorded
@@ -28,8 +28,7 @@ from proxy.effects.summarizer import Summarizer, SummarizerTerms
 from proxy.models.facts import ModelFacts
 from proxy.replay.scenarios import Managed, store_in_memory
 from proxy.replay.script import Script
-from proxy.upstream.client import Client, Upstreams
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import Client, Upstreams, providers_for
 
 SECONDS = 300.0
 """Longest wait for one answer: nobody waits for it, and a model on one's own machine takes its time."""
@@ -158,9 +157,7 @@ class Evaluated:
         )
 
 
-async def compactions(
-    script: Script, scenario: Managed, *, tools: NoteTaking
-) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
+async def compactions(script: Script, scenario: Managed) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
     """For each batch the messages of its request, what was sent for them, and what that has of the whole."""
     recording = script.recording
     archived: set[int] = set()
@@ -173,7 +170,7 @@ async def compactions(
         contexts = contexts_of(script.transcript(length), sent.pieces, later)
         facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
         text = "\n".join(script.text(index) for index in sorted(archived))
-        yield length, contexts, coverage_of(contexts, facts=facts, archived=text, tools=tools)
+        yield length, contexts, coverage_of(contexts, facts=facts, archived=text)
     await scenario.close()
 
 
@@ -240,7 +237,7 @@ def evaluate(
         flow = answers_judged(
             contexts.original,
             contexts.compacted,
-            questions=own or questions_for(contexts, count=count, tools=settings.notes),
+            questions=own or questions_for(contexts, count=count),
             counter=conditions.counter,
             max_input=int(INPUT_SHARE * reads),
         )
@@ -253,7 +250,7 @@ def evaluate(
                     script = Script(place.recording, counter=conditions.counter, model="")
                     writes = models if settings.summarizer is not None else None
                     scenario = Managed(settings, conditions, store, ask=writes)
-                    async for length, contexts, coverage in compactions(script, scenario, tools=settings.notes):
+                    async for length, contexts, coverage in compactions(script, scenario):
                         fidelity = await judged(contexts, place.recording.task)
                         sizes = (contexts.tokens_before, contexts.tokens_after)
                         done.append(Evaluated(place.recording.id, length, *sizes, coverage, fidelity))

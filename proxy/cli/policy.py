@@ -312,7 +312,7 @@ def _purposes(effective: Config, stored: Mapping[str, SetPolicy]) -> Mapping[str
 
 
 def _acts(settings: ContextSettings) -> str:
-    if settings.mode is Mode.OFF or settings.when_full == "reject":
+    if settings.mode is Mode.OFF or not settings.manages:
         return "never"
     first = [layer for layer in settings.layers if layer.at != 0]
     if not first:

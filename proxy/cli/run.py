@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from proxy.child import python
 from proxy.cli import Failure
 from proxy.cli.shared import config_option, given_again, is_weir, loaded
 from proxy.config.loading import environment
@@ -24,6 +25,9 @@ STOPS_WITHIN = 35.0  # limits.grace and a little
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 TYPED, ENDING = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
 MCP = "/weir/mcp"
+SERVE = "sys.argv[:] = ['weir', *sys.argv[2:]]; from proxy.cli import main; main()"
+UPSTREAM = "WEIR_UPSTREAM"
+ANTHROPIC = "https://api.anthropic.com/v1"
 CLAUDE_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
@@ -33,12 +37,20 @@ PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 @config_option
 @click.option("--url", metavar="URL", help="Weir's address, http://host:port; defaults to the configuration's.")
 @click.option("--key", help="The key to send, where Weir asks for one; defaults to what the environment has.")
-@click.option("--serve", "serves", is_flag=True, help="Start a Weir for the time of the command if none answers.")
+@click.option(
+    "--serve/--no-serve",
+    "serves",
+    default=None,
+    help="Start a Weir for the time of the command if none answers; the default where --url does not name one.",
+)
 @click.option("--mcp/--no-mcp", "mcp", default=True, help="Whether to register Weir's MCP server with the command.")
 def run(
-    command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool, mcp: bool
+    command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool | None, mcp: bool
 ) -> int:
-    """Start a command with the environment that points it at a running Weir, and exit as it does.
+    """Start a command with the environment that points it at Weir, and exit as it does.
+
+    If no Weir answers, one is started for the time of the command, in front of OpenAI, for claude in front of
+    Anthropic, or of what the configuration says. The client's own key is forwarded.
 
     Set are OPENAI_BASE_URL, OPENAI_API_BASE, ANTHROPIC_BASE_URL, and for opencode OPENCODE_CONFIG_CONTENT; codex is
     given its provider by -c. A placeholder stands in for an OPENAI_API_KEY that is not set. claude, codex and opencode
@@ -47,11 +59,15 @@ def run(
     \b
     Example:
       weir run -- python my_agent.py
-      weir run --serve --config weir.yaml -- codex exec "fix the tests"
+      weir run -- claude
+      weir run --config weir.yaml -- codex exec "fix the tests"
     """
     config = loaded(path)
     root = weir_address(url, config)
-    with _weir_at(root, path, serves=serves) as started:
+    own = _own_environment(command[0], config)
+    with _weir_at(root, path, own, serves=url is None if serves is None else serves) as started:
+        if started and config.simulate and UPSTREAM not in own:
+            click.echo("weir: there is no OPENAI_API_KEY: a simulated model answers", err=True)
         changes = _changes(root, command[0], key, environment(), mcp=mcp)
         env = {**environment(), **changes}
         arguments = [command[0], *_arguments(root, command[0], env, mcp=mcp), *command[1:]]
@@ -68,6 +84,16 @@ def run(
 def weir_address(url: str | None, config: Config) -> str:
     host = "127.0.0.1" if config.listen.host in ("0.0.0.0", "::") else config.listen.host  # noqa: S104 - not bound
     return (url or f"http://{host}:{config.listen.port}").rstrip("/").removesuffix("/v1")
+
+
+def _own_environment(program: str, config: Config) -> dict[str, str]:
+    """Of a Weir that is started for a command: Claude Code has no use for OpenAI, or for its key."""
+    env = {**environment(), "WEIR_DRAIN": "0"}  # nobody but the command was sent here
+    if Path(program).name == "claude" and config.path is None and not env.get(UPSTREAM):
+        env[UPSTREAM] = ANTHROPIC
+        env.pop("OPENAI_API_KEY", None)
+        env.pop("OPENAI_API_KEY_FILE", None)
+    return env
 
 
 def _changes(root: str, program: str, key: str | None, env: Mapping[str, str], *, mcp: bool) -> dict[str, str]:
@@ -115,24 +141,25 @@ def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) ->
 
 
 @contextlib.contextmanager
-def _weir_at(root: str, path: Path | None, *, serves: bool) -> Iterator[bool]:
+def _weir_at(root: str, path: Path | None, env: Mapping[str, str], *, serves: bool) -> Iterator[bool]:
     there = is_weir(root)
     if there is False:
         raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
     if there is None and not serves:
         raise Failure(f"no Weir answers at {root}: start one with weir serve{given_again(path)}, or add --serve")
-    with contextlib.nullcontext() if there else _serving(root, path):
+    with contextlib.nullcontext() if there else _serving(root, path, env):
         yield not there
 
 
 @contextlib.contextmanager
-def _serving(root: str, path: Path | None) -> Iterator[None]:
+def _serving(root: str, path: Path | None, env: Mapping[str, str]) -> Iterator[None]:
     host, _, port = root.removeprefix("http://").rpartition(":")
     given = ["--config", str(path)] if path else []
     for number in ENDING:  # else the Weir would outlive a command that is ended while it starts
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     descriptor, log = tempfile.mkstemp(prefix="weir-run-", suffix=".log")
-    arguments = [sys.executable, "-m", "proxy", "serve", *given, "--host", host, "--port", port]
+    # not -m: a proxy.py in the user's folder would be taken for Weir
+    arguments = python(SERVE, "serve", *given, "--host", host, "--port", port)
     with os.fdopen(descriptor, "wb") as file:
         weir = subprocess.Popen(  # noqa: S603 - this interpreter and this package
             arguments,
@@ -140,7 +167,7 @@ def _serving(root: str, path: Path | None) -> Iterator[None]:
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env={**environment(), "WEIR_DRAIN": "0"},  # nobody but the command was sent here
+            env=env,
         )
     click.echo(f"weir: started for this command, log in {log}", err=True)
     try:

@@ -31,7 +31,7 @@ from proxy.store.records import StoreError
 from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.process import collect_seldom
 from proxy.telemetry.setup import OtelSettings, Telemetry, TelemetryError
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import providers_for
 from proxy.wire.counting import Tokenizer, installed_estimators
 
 log = logging.getLogger("weir")

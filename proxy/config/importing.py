@@ -25,7 +25,6 @@ _SIGNALS = ("recency", "priority", "type_ttl", "reference_freq", "semantic_dupli
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_context_tokens": ("window",),
     **{f"pressure.thresholds.{zone}": (f"zones.{zone}_at",) for zone in ("yellow", "orange", "red")},
-    "pressure.velocity_window": ("trend.window",),
     "eviction.policy": ("cascade.evict.params.scorer",),
     **{f"eviction.weights.{signal}": (f"cascade.evict.params.weight_{signal}",) for signal in _SIGNALS},
     "eviction.type_ttl.tool_result": ("cascade.evict.params.ttl_tool_result",),
@@ -39,7 +38,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "cross_window.auto_save_threshold": ("checkpoints.save_at",),
     "health_monitoring.alerts.utilization_critical": ("health.utilization",),
     "health_monitoring.alerts.eviction_rate_warning": ("health.eviction_rate",),
-    "health_monitoring.alerts.fidelity_warning": ("health.fidelity",),
     "health_monitoring.alerts.compression_ratio_min": ("health.compression_ratio",),
     "health_monitoring.alerts.tool_bloat_warning": ("health.tool_bloat",),
     "context_budget.total_window": ("window",),
@@ -51,10 +49,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 """Each key to those of a policy that hold the same value; below ``cascade`` is the name of a layer."""
 
 NO_COUNTERPART: Mapping[str, str] = {
+    "pressure.velocity_window": "the velocity is the mean of the newest 5 growths",
     "eviction.protected_types": "system messages and the newest exchange always stay, the rest by its score",
     "compression.notes_file": "notes are kept in the database, by conversation",
     "cross_window.state_file": "checkpoints are kept in the database",
     "cross_window.progress_file": "progress is part of the checkpoints, which are kept in the database",
+    "health_monitoring.alerts.fidelity_warning": "what summaries still answer is measured by weir evaluate --gate",
     "health_monitoring.metrics": "each is always measured, see docs/telemetry.md",
 }
 _STEPS = {

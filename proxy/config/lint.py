@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from policies.limits import BUCKETS
-from policies.scoring import eviction
 from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from policies.strategies.layers import STRATEGIES
+from policies.strategies.scorers import SCORERS as SCORER_TYPES
 from proxy.config.file import KeyPath, nearest
 from proxy.custom import check_custom
 from proxy.wire.counting import check_estimator
@@ -24,10 +24,7 @@ Parameters = Mapping[str, Mapping[str, Any]]
 """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
 
 LAYERS: Mapping[str, Parameters] = {name: strategy.parameters() for name, strategy in STRATEGIES.items()}
-_WEIGHTS = {"weights": {"kind": "word", "words": tuple(eviction.HYBRID_WEIGHTS)}}
-SCORERS: Mapping[str, Parameters] = {
-    name: {key: _WEIGHTS.get(key, {"kind": "number"}) for key in eviction.parameters(name)} for name in eviction.SCORERS
-}
+SCORERS: Mapping[str, Parameters] = {name: scorer.parameters() for name, scorer in SCORER_TYPES.items()}
 
 
 def _fault_of_parameter(
@@ -220,6 +217,9 @@ def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
             yield ("params", name), f"{layer.strategy} has {of}"
         elif (fault := _fault_of_parameter(value, **known[name])) is not None:
             yield ("params", name), fault
+    scorer = SCORER_TYPES.get(str(layer.params.get("scorer")))
+    if scorer is not None and (unbalanced := scorer.of(layer.params).fault()):
+        yield ("params",), unbalanced
     if layer.strategy == "custom":
         path = layer.params.get("path")
         if not path:
@@ -273,9 +273,9 @@ def _bucket_cautions(settings: ContextSettings) -> Found:
 
 
 def _layer_cautions(settings: ContextSettings) -> Found:
-    if settings.when_full == "reject":
+    if not settings.manages:
         if settings.layers:
-            yield ("cascade",), "no layer ever runs where when_full is reject"
+            yield ("cascade",), "no layer ever runs where enforce is reject"
         return
     if settings.ingest.cap > MAX_RESULT:
         yield ("ingest", "cap"), f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window"

@@ -45,8 +45,39 @@ _OPEN_DOOR = (
 _KEYS = "WEIR_KEYS"
 
 
+_FILE = "_FILE"
+
+
+class _Environment(Mapping[str, str]):
+    """The process's variables. What is absent is read from the file that ``NAME_FILE`` names."""
+
+    def __getitem__(self, name: str) -> str:
+        file = os.environ.get(name + _FILE)
+        if not file or os.environ.get(name):
+            return os.environ[name]
+        try:
+            return Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise ConfigError(
+                f"{name}{_FILE}: cannot read {file} ({why}); name a file that holds the value of {name} and nothing "
+                f"else, and that this user may read"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(os.environ)
+
+    def __len__(self) -> int:
+        return len(os.environ)
+
+
 def environment() -> Mapping[str, str]:
-    return os.environ
+    """The variables that a configuration reads; of each, ``NAME_FILE`` is a file with its value.
+
+    Raises:
+        ConfigError: when a value is looked up whose file cannot be read.
+    """
+    return _Environment()
 
 
 def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()) -> Config:

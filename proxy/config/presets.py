@@ -34,8 +34,8 @@ from proxy.wire.raw import nests_beyond
 log = logging.getLogger("weir.reload")
 
 DEFAULT_PRESET = "balanced"
-
-_SWITCHED = frozenset({"health", "checkpoints", "notes"})
+_DISABLED: Mapping[str, Mapping[str, object]] = {"health": {"enabled": False}, "checkpoints": {"save_at": None}}
+"""What ``off`` stands for."""
 
 
 def preset_directory() -> Path:
@@ -150,14 +150,14 @@ def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, ob
 
 
 def _settled(data: Mapping[str, object]) -> dict[str, object]:
-    """The data with ``summarizer: {model: M}`` as ``summarizer: M``, and what is ``off`` as not enabled."""
+    """The data with ``summarizer: {model: M}`` as ``summarizer: M``, and subsystems that are ``off``."""
     settled = {key: value for key, value in data.items() if key != "preset"}
     summarizer = settled.get("summarizer")
     if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
         settled["summarizer"] = summarizer["model"]
-    for name in _SWITCHED & settled.keys():
-        if settled[name] in (None, False, "off"):
-            settled[name] = {"enabled": False}
+    for name, disabled in _DISABLED.items():
+        if name in settled and settled[name] in (None, False, "off"):
+            settled[name] = disabled
     return settled
 
 
@@ -172,7 +172,7 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 
 def uses_shapes(settings: ContextSettings) -> bool:
-    if settings.mode is Mode.OFF or settings.when_full == "reject":
+    if settings.mode is Mode.OFF or not settings.manages:
         return False
     summarizes = settings.enforce == "bucket" and any(
         bucket.cap is not None and bucket.on_overflow == "summarize" for bucket in settings.buckets.values()

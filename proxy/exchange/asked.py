@@ -230,7 +230,7 @@ def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) 
     try:
         if (settings := runtime.policies.get((name, mode))) is None:
             settings = config.policy(name)
-            settings = settings if mode is None else settings.in_mode(mode)
+            settings = settings if mode is None else replace(settings, mode=mode)
             runtime.policies[name, mode] = settings
     except KeyError:
         known = ", ".join(sorted(config.policies))
@@ -373,7 +373,7 @@ def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes]
         recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
     if MEMORY_HEADER in own and (tag := conversation_in(headers, MEMORY_HEADER)) is not None:
-        settings = replace(settings, memory=replace(settings.memory, tags=(*settings.memory.tags, tag)))
+        settings = replace(settings, memory=(*settings.memory, tag))
     return settings
 
 

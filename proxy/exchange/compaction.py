@@ -203,7 +203,7 @@ def natively(request: Request, plan: Plan) -> Plan:
 
 
 def _may_ask(settings: ContextSettings, chat: ClientRequest, upstream: UpstreamSettings) -> bool:
-    if settings.compaction != "provider" or settings.mode is not Mode.ENFORCE or settings.enforce == "observe":
+    if settings.compaction != "provider" or settings.mode is not Mode.ENFORCE:
         return False
     if chat.codec not in (RESPONSES, MESSAGES) or not is_native(chat, upstream) or COMPACTION in chat.fields:
         return False

@@ -12,7 +12,7 @@ import msgspec
 
 from policies.health import Checkup
 from policies.ledger import DROPPING, Decision, Event, TokenUsage
-from policies.pressure import lift, read_pressure
+from policies.pressure import read_pressure
 from policies.settings import CACHE_TTL, ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.conversation.thread import name_from
@@ -174,9 +174,10 @@ class ExchangeProgress(msgspec.Struct):
         limits, budget, tokens = recognized.policy_limits, recognized.limits.budget, recognized.transcript.tokens
         used = budget.estimate(tokens)
         refused = bool(self.refusal) or self.plan.refused is not None
-        pressure = read_pressure(used, limits.base, limits.zones, fits=budget.fits(tokens), emergency=refused)
-        zone, _ = lift(pressure.zone, used, limits.settings.rot_soft_tokens)
-        return TokenUsage(used, used, budget.usable, pressure._replace(zone=zone))
+        soft = limits.settings.rot_soft_tokens
+        fits = budget.fits(tokens)
+        pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, emergency=refused)
+        return TokenUsage(used, used, budget.usable, pressure)
 
     def all_degraded(self) -> tuple[str, ...]:
         return (*self.plan.degraded, *self.degraded)

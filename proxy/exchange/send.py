@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from policies.limits import RECALL_TOKENS
 from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
@@ -19,7 +20,7 @@ from proxy.planning.loads import SIZES, Scales
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.recall.archive import Archive
-from proxy.recall.rounds import Rounds
+from proxy.recall.rounds import MAX_ROUNDS, Rounds
 from proxy.recall.tool import Offer, offer_for, with_more
 from proxy.stream import (
     IN_THE_MIDDLE,
@@ -434,7 +435,7 @@ class Recalling(msgspec.Struct):
         offer, asked, recognized = self.offer, self.asked, plan.recognized
         if offer is None or recognized is None:
             return None
-        thread, recall = recognized.thread, asked.settings.recall
+        thread = recognized.thread
         archive = Archive(
             transcript=recognized.transcript,
             pieces=plan.decision.pieces if plan.decision is not None else None,
@@ -446,8 +447,7 @@ class Recalling(msgspec.Struct):
             store=self.planner.store,
             unstored=self.planner.settler.original,
             ask=asked.ask,
-            model=asked.settings.embeddings,
-            embeddings=asked.settings.recall.embeddings,
+            embeddings=asked.settings.embeddings,
         )
         return Rounds(
             offer=offer,
@@ -457,8 +457,8 @@ class Recalling(msgspec.Struct):
             body=self._carrying(body),
             plain=body,
             room=recognized.limits.budget.hard_limit - plan.sent,
-            most=recall.rounds,
-            max_tokens=recall.max_tokens,
+            most=MAX_ROUNDS,
+            max_tokens=RECALL_TOKENS,
             joins="response_format" not in asked.request.fields,
         )
 

@@ -118,11 +118,9 @@ def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -
     raws, known = recognized.new, thread.inspected
     if known < count - len(raws) and request is not None and request.messages is not None:
         raws = request.messages
-    if keep.content:
-        thread.inspected = count
+    thread.inspected = count
     return Inspection(
         keep=keep.requests,
-        content=keep.content,
         messages=transcript.messages,
         pieces=None if decision is None else decision.pieces,
         raws=raws,

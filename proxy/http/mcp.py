@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from policies.limits import RECALL_TOKENS
 from policies.tokens import TokenCounter
 from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
 from proxy.access.destination import Caller
@@ -173,12 +174,6 @@ class RemovedTexts(msgspec.Struct, frozen=True):
             return UNAVAILABLE, True
         return answer.text, False
 
-    @property
-    def _room(self) -> int:
-        config = self.runtime.config
-        known = self.caller.policy in config.policies  # it may have been deleted since the key was made
-        return config.policy(self.caller.policy if known else None).recall.max_tokens
-
     async def _recall(self, call: RecallCall, counter: TokenCounter) -> RecallAnswer:
         store = self.runtime.store
         tenant = self.caller.tenant
@@ -195,7 +190,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         hits = await asyncio.to_thread(rank, terms, [past.text for past in found])
         hits = sorted(hits, key=lambda hit: found[hit.index].conversation != found[-1].conversation)
         result = SearchResult(tuple(found), tuple(hits), terms)
-        return await asyncio.to_thread(tell_found, result, room=self._room, counter=counter)
+        return await asyncio.to_thread(tell_found, result, room=RECALL_TOKENS, counter=counter)
 
     async def _placed(self, rows: Sequence[Original]) -> list[Past]:
         """The texts with their conversations, those of the conversation that was used last at the end."""
@@ -223,7 +218,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         )
         if past is None:
             return _answer(UNKNOWN, counter)
-        return await asyncio.to_thread(tell_page, past, call.cursor, room=self._room, counter=counter)
+        return await asyncio.to_thread(tell_page, past, call.cursor, room=RECALL_TOKENS, counter=counter)
 
 
 def _answer(text: str, counter: TokenCounter) -> RecallAnswer:

@@ -172,7 +172,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         read = await self._read(asked)
         match = await self.conversations.find(asked.tenant, read.transcript, seed=read.seed, name=asked.name)
         known, transcript = ConversationState(), read.transcript
-        if match is not None and not settings.observes and settings.when_full != "reject":
+        if match is not None and not settings.observes and settings.manages:
             view = await self.conversations.view(match.thread, limits.believed)
             known, transcript = match.thread.known_at(view, match.length), match.transcript
         draft = standing(transcript, known)
@@ -322,8 +322,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         A branch addresses all that it removed by the client's own messages, so only a named conversation has more.
         """
         thread, transcript = recognized.thread, recognized.transcript
-        current, model = last_user(transcript.messages), asked.settings.recall.embeddings
-        if not asked.settings.recall.auto or current is None:
+        current, model = last_user(transcript.messages), asked.settings.embeddings
+        if not asked.settings.recall.is_automatic or current is None:
             return ()
         if current - transcript.head < recognized.length or (asked.name is None and model is None):
             return ()
@@ -349,7 +349,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         with contextlib.suppress(StoreError):
             notes = [row.note for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)]
             if notes and asked.name is None:  # others may have begun alike: only what its own messages hold is its own
-                read = partial(notes_of, recognized.transcript, settings=asked.settings, known=ConversationState())
+                read = partial(notes_of, recognized.transcript, known=ConversationState())
                 own = {(note.category, note.text) for note in await asyncio.to_thread(read)}
                 beside = ("api", "model") if thread.parent is None else ("api",)
                 notes = [note for note in notes if (note.category, note.text) in own or note.source in beside]
@@ -483,7 +483,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             asked.span.since(at, "wait", "summary")
             if thread.known.prepared is not known.prepared or recognized.view.ledger.edits is not known.edits:
                 raise _DoneMeanwhile
-        if not asked.settings.checkpoints.enabled:
+        if asked.settings.checkpoints.save_at is None:
             return Failed("off")
         at = asked.span.now()
         version = await self.save(recognized, effect, request=asked.id)

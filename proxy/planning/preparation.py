@@ -170,14 +170,13 @@ class Preparation:
         grown = length > thread.read * GROWN
         if save is None and _lacks_state(decision, recognized, is_new=is_new, grown=grown):
             save = "batch"
-        if not settings.checkpoints.enabled:
+        if at is None:
             save = None
         named = thread.branch.name != thread.branch.conversation
         near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
         read = (named and length > 1) or (recognized.length > 0 and near_batch)
-        read = read and (settings.checkpoints.enabled or settings.notes.enabled)
         warm = not is_new and grown and compacts is not None and decision.raw_after > WARM_AT * compacts
-        embed = is_new and settings.recall.embeddings is not None
+        embed = is_new and settings.embeddings is not None
         if not (soft or save or read or warm or embed):
             return None
         return Work(
@@ -233,15 +232,13 @@ class Preparation:
         thread, settings = work.thread, work.asked.settings
         known = work.recognized.known()
         transcript = work.recognized.transcript
-        found: tuple[Note, ...] = ()
-        if settings.notes.enabled:
-            found = await self._run(work, notes_of, new=True, known=known)
-        if settings.notes.enabled and wants_notes(transcript, settings=settings, known=known):
+        found: tuple[Note, ...] = await self._run(work, notes_of, new=True, known=known)
+        if wants_notes(transcript, settings=settings, known=known):
             reads = work.asked.summarizer_input or work.recognized.limits.budget.soft_limit
             flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
             found += await drive(flow, await asyncio.to_thread(step, flow), work.ask)
         await self._keep_notes(thread, found)
-        if settings.checkpoints.enabled and settings.checkpoints.milestones and work.save is None:
+        if settings.checkpoints.save_at is not None and work.save is None:
             milestone = await self._run(work, milestone_of, new=True, known=known)
             if milestone is not None:
                 await self._save_state(work, "milestone")
@@ -287,14 +284,14 @@ class Preparation:
         return state
 
     async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
-        bound = partial(does, readable(work.recognized), settings=work.asked.settings, **named)
+        bound = partial(does, readable(work.recognized), **named)
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
         branch = work.thread.branch.branch
         return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
-        model, branch = work.asked.settings.recall.embeddings, work.thread.branch
+        model, branch = work.asked.settings.embeddings, work.thread.branch
         if model is None or not work.embed:
             return
         texts = await self.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
@@ -327,6 +324,7 @@ class Preparation:
             prepared: Prepared | None = await self._run(
                 work,
                 prepare,
+                settings=asked.settings,
                 budget=work.recognized.limits.budget,
                 known=work.recognized.known(),
                 counter=asked.counter,

@@ -206,7 +206,7 @@ def change_of(
 ) -> Change:
     nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
     messages = recognized.transcript.messages
-    state = decision.checkpoint if asked.settings.checkpoints.enabled else None
+    state = decision.checkpoint if asked.settings.checkpoints.save_at is not None else None
     base = max(1, recognized.limits.budget.base(asked.settings))
     return msgspec.structs.replace(
         nothing,

@@ -19,12 +19,11 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 
 import msgspec
 
-from policies.effects import Alike, Compare, Embed, Vectors
+from policies.effects import Embed, Vectors
 from policies.ledger import ADDING, Cut, Edit, PlannedMessage
 from policies.lines import DATA, indented, is_like_quoted
 from policies.messages import Body, Transcript
@@ -344,9 +343,6 @@ def by_likeness(store: Store, tenant: str, conversation: str, model: str | None,
 
 
 MAX_STORED = 50
-MAX_COMPARED = 50
-COMPARED_CHARS = 4  # for each token of a passage
-COMPARED_TOKENS = 400
 MAX_ARGUMENTS_LEN = 80
 
 
@@ -356,7 +352,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     ``pieces`` is the forwarded array, None where that is the client's; ``edits`` and ``cuts`` are the ledger's.
     ``named``: a client says that all is one conversation. Else it sends all of it: others' began alike.
     ``unstored`` gives an original that still waits to be stored, by tenant and ref;
-    ``ask`` compares texts by the embeddings ``model`` where the policy names one.
+    ``ask`` gives the vector of a question where the policy names a model of ``embeddings``.
     """
 
     transcript: Transcript
@@ -369,7 +365,6 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     unstored: Callable[[str, str], bytes | None]
     ask: Ask | None = None
-    model: str | None = None
     embeddings: str | None = None
 
     async def find(self, query: str) -> SearchResult:
@@ -379,8 +374,6 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
         pasts = (*elsewhere, *here)
         hits = await asyncio.to_thread(rank, terms, [past.text for past in pasts])
         pasts, hits = await self._and_alike(query, pasts, hits)
-        if self.model is not None and self.ask is not None:
-            hits = await self._compared(query, terms, pasts, hits)
         return SearchResult(pasts, tuple(hits), terms)
 
     async def read(self, ref: str) -> Past | None:
@@ -450,20 +443,6 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
                 hits = [*hits, Hit(place, frozenset(), 0.0)]
                 seen.add(place)
         return pasts, hits
-
-    async def _compared(self, query: str, terms: Sequence[Term], pasts: Sequence[Past], hits: list[Hit]) -> list[Hit]:
-        assert self.ask is not None  # noqa: S101 - the caller looked
-        seen = {hit.index for hit in hits}
-        newest = (n for n in range(len(pasts) - 1, -1, -1) if n not in seen)
-        filled = [*hits, *(Hit(n, frozenset(), 0.0) for n in newest)][:MAX_COMPARED]
-        short = partial(passages, terms=terms, most=COMPARED_TOKENS, count=lambda part: len(part) // COMPARED_CHARS + 1)
-        texts = (query, *(short(pasts[hit.index].text).text for hit in filled))
-        pairs = tuple((0, n) for n in range(1, len(texts)))
-        reply = await self.ask(Compare(texts, pairs, self.model))
-        if not isinstance(reply, Alike) or not any(reply.scores):
-            return hits
-        order = sorted(range(len(filled)), key=lambda n: -reply.scores[n])
-        return [filled[n] for n in order] + hits[MAX_COMPARED:]
 
     async def _covered(self, cut: Cut) -> Past | None:
         if self.transcript.begins_with(cut.covers, cut.prefix):

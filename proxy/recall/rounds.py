@@ -60,6 +60,8 @@ from proxy.wire.codec import CHAT
 from proxy.wire.counting import count_message
 from proxy.wire.raw import unnamed_event, write_value
 
+MAX_ROUNDS = 3
+"""Rounds of one request in which the tool is answered."""
 SHARES = (1.0, 0.5, 0.0)
 NOT_OURS = frozenset({401, 402, 403, 408, 409, 425, 429})
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from policies.limits import RECALL_TOOL
 from policies.settings import ContextSettings
 from policies.tokens import TEXT_OF, TokenCounter
 from proxy.wire.codec import ClientRequest, array_of, tool_definitions
@@ -79,8 +80,7 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
     at once, and where the client has no tools and rules out that one is called. A ``tool_choice`` that names another
     tool keeps the model from calling this one; its definition stays for the prefix.
     """
-    recall = settings.recall
-    if not recall.tool or settings.observes or "functions" in request.fields:
+    if not settings.recall.tool or settings.observes or "functions" in request.fields:
         return None
     several, choice = request.value("n"), request.value("tool_choice")
     own = _own_tools(request)
@@ -88,11 +88,11 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
         return None
     if not own and (choice.get("type") if isinstance(choice, dict) else choice) not in (None, "auto"):
         return None
-    if own and recall.name in tool_definitions(request):
+    if own and RECALL_TOOL in tool_definitions(request):
         return None
-    definition = definition_of(recall.name)
+    definition = definition_of(RECALL_TOOL)
     tokens = definition_tokens(definition, counter, model=request.model, alone=not own)
-    return Offer(recall.name, write_value(definition), tokens)
+    return Offer(RECALL_TOOL, write_value(definition), tokens)
 
 
 def with_more(body: bytes, array: str, more: Sequence[bytes]) -> bytes:

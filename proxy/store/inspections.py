@@ -276,11 +276,10 @@ def _bundle(tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: i
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
-    if its.content:
-        yield from ((its.messages[n].ref, bytes(raw)) for n, raw in enumerate(its.raws, its.first))
-        for piece in its.pieces or ():
-            if piece.text is not None:
-                yield ref_of(piece.text), exact_bytes(piece.text)
+    yield from ((its.messages[n].ref, bytes(raw)) for n, raw in enumerate(its.raws, its.first))
+    for piece in its.pieces or ():
+        if piece.text is not None:
+            yield ref_of(piece.text), exact_bytes(piece.text)
 
 
 def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[bool]) -> None:

@@ -200,14 +200,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         keep: how many of the conversation's requests are kept.
-        content: whether what messages say is.
         messages: the client's, ``pieces`` the forwarded array, None where it was the same.
         raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given before.
         pruned: names of tools whose definitions were left out, ``tools`` the tokens of all definitions.
     """
 
     keep: int
-    content: bool
     messages: Sequence[Message]
     pieces: Sequence[PlannedMessage] | None
     raws: Sequence[bytes]

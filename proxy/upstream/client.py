@@ -7,14 +7,17 @@ A pool belongs to one origin and one tenant's credential, so that bytes which an
 answer can never open another tenant's. Within a pool such bytes close the connection.
 """
 
+import asyncio
 import functools
+import importlib
+import os
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from cachetools import TTLCache
@@ -23,16 +26,7 @@ from yarl import URL
 from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import (
-    Answer,
-    Connector,
-    HTTPAnswer,
-    PooledResponse,
-    Pools,
-    StaleConnection,
-    StreamBroken,
-)
-from proxy.upstream.providers import LitellmProvider
+from proxy.upstream.connection import Answer, HTTPAnswer, Outgoing, Pool, Pools, StaleConnection, StreamBroken
 from proxy.wire.raw import read_value
 
 STALE_WITHIN = 1.0
@@ -53,8 +47,8 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]
 class Client:
     def __init__(self, *, instance: str) -> None:
         self._via = f"via: 1.1 weir-{instance}".encode()
-        self._pools: Pools[tuple[str | None, str | None, str], Connector] = Pools(
-            make=Connector, busy=lambda pool: pool.busy, close=Connector.close
+        self._pools: Pools[tuple[str | None, str | None, str], Pool] = Pools(
+            make=Pool, busy=lambda pool: pool.busy, close=Pool.close
         )
 
     async def send(
@@ -85,38 +79,40 @@ class Client:
         upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
         ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
         """
-        origin, opening = _opening(method.upper(), upstream.base_url or "", path, query)
+        url, opening = _opening(method, upstream.base_url or "", path, query)
         head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
-        key, timeout = upstream.own_key, upstream.timeout
+        key = upstream.own_key
+        timeout = upstream.timeout
         pool = self._pools.of((upstream.base_url, key, tenant))
-        started = time.monotonic()
-        hidden = hidden if key is None else key.encode()
         ask = functools.partial(
-            pool.ask,
-            origin,
-            head,
-            body or b"",
-            length=length,
-            patience=_timeout(min(timeout.connect, timeout.first_byte)),
-            within=timeout.first_byte,
-            is_bodiless=method == "HEAD",
+            pool.session.request,
+            method,
+            url,
+            data=Outgoing(head, body or b"", length),
+            allow_redirects=False,
+            timeout=_timeout(timeout.connect, timeout.first_byte),
         )
+        started = time.monotonic()
         try:
-            try:
-                answer = await ask()
-            except StaleConnection:
-                if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
-                    closed = f"Upstream {upstream.name!r} closed the connection without an answer."
-                    raise UpstreamUnreachable(closed) from None
-                pool.drop_idle()
-                answer = await ask()
+            async with asyncio.timeout(timeout.first_byte):
+                try:
+                    response = await ask()
+                except StaleConnection:
+                    if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
+                        raise
+                    pool.connector.drop_idle()
+                    response = await ask()
         except (aiohttp.ClientError, OSError) as error:
             raise _failure(error, upstream) from None
-        return _answer(answer, upstream, hidden)
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:  # or the whole answer is there
+            connection.protocol.read_timeout = timeout.idle
+            connection.protocol.start_timeout()
+        return _answer(response, upstream, hidden if key is None else key.encode())
 
     @property
     def connections(self) -> tuple[int, int]:
-        busy, idle = zip((0, 0), *(pool.connections for pool in self._pools), strict=True)
+        busy, idle = zip((0, 0), *(pool.connector.connections for pool in self._pools), strict=True)
         return sum(busy), sum(idle)
 
     async def close(self) -> None:
@@ -154,11 +150,13 @@ def credential_field(auth: str, key: str) -> tuple[str, str]:
 
 
 def came_through(headers: Headers, instance: str) -> bool:
+    if b"via" not in dict(headers):
+        return False
     passed = [hop for name, value in headers if name == b"via" for hop in value.split(b",")]
     return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: PooledResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
+def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
     raw, problem = response.raw_headers, None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     status = response.status
@@ -195,7 +193,7 @@ def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
             return UpstreamUnreachable(f"{name} could not be connected to: TLS failed.")
         case aiohttp.ClientConnectorError():
             return UpstreamUnreachable(f"{name} could not be connected to.")
-        case aiohttp.ClientPayloadError():
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
             return UpstreamUnreachable(f"{name} answered with something that is not HTTP/1.1.")
         case aiohttp.ClientConnectionError() | OSError():
             return UpstreamUnreachable(f"{name} closed the connection without an answer.")
@@ -204,8 +202,8 @@ def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
 
 
 @functools.lru_cache(maxsize=64)
-def _timeout(connect: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, connect=connect)
+def _timeout(connect: float, first_byte: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, connect=min(connect, first_byte))
 
 
 @functools.lru_cache(maxsize=64)
@@ -239,7 +237,7 @@ def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, byte
     line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
     if not url.raw_host or _NOT_IN_VALUE.search(line):
         raise InvalidRequest(UNSENDABLE)
-    return url.origin(), line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
+    return url, line + f"\r\nHost: {url.host_port_subcomponent}\r\n".encode()
 
 
 _ASCII = bytes(range(0x21, 0x7F)).decode()
@@ -247,8 +245,9 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 def _named(headers: Headers) -> frozenset[bytes]:
     """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
-    values = [value for name, value in headers if name == b"connection"]
-    return _tokens(b",".join(values)) if values else frozenset()
+    if b"connection" not in dict(headers):
+        return frozenset()
+    return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -264,6 +263,40 @@ _STEERING = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
+
+
+class LitellmProvider(Protocol):
+    """One upstream of kind ``litellm``; what it is made of is loaded with litellm."""
+
+    async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
+        """The answer to a chat request, its first chunk read if it is a stream, so that its status is the true one.
+
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamEmpty, InvalidRequest.
+        """
+
+    async def close(self) -> None: ...
+
+
+ASKS_NO_NETWORK = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_LOCAL_BLOG_POSTS": "True",
+    "LITELLM_MODE": "PRODUCTION",  # which reads no .env
+}
+
+
+def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, LitellmProvider]:
+    """A provider for each upstream of kind ``litellm``, by the upstream's name.
+
+    The import of litellm takes seconds and 165 MB: it is done here, and only if there is such an upstream. It is told
+    by the process's environment to ask no network.
+    """
+    wanted = [upstream for upstream in upstreams if upstream.kind == "litellm"]
+    if not wanted:
+        return {}
+    os.environ.update(ASKS_NO_NETWORK)
+    found: dict[str, LitellmProvider] = importlib.import_module("proxy.upstream.litellm").providers(wanted)
+    return found
 
 
 class Upstreams:
@@ -295,18 +328,22 @@ class Upstreams:
                 raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
             kept = [header for header in headers if header[0] not in drop]
             return provider.send(body=body, credential=caller.credential, headers=kept)
+        headers = _judged(headers, caller)
+        has_key_to_pass = caller.name is not None and upstream.passes_key
+        if has_key_to_pass:
+            headers = _with_credential(headers, upstream, caller)
         return self._client.send(
             upstream,
             method=method,
             path=destination.path,
             query=query,
-            headers=_with_credential(_judged(headers, caller), upstream, caller),
+            headers=headers,
             body=body,
             tenant=caller.tenant,
             attempt=attempt,
             drop=drop,
             length=length,
-            hidden=caller.credential if caller.name is not None and upstream.passes_key else b"",
+            hidden=caller.credential if has_key_to_pass else b"",
         )
 
     async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
@@ -355,8 +392,6 @@ def _judged(headers: Headers, caller: Caller) -> Headers:
 
 
 def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Caller) -> Headers:
-    if caller.name is None or not upstream.passes_key:
-        return headers
     kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
     return [*kept, *_own_credential(upstream, caller)]
 

@@ -5,7 +5,7 @@ hundred times as large as it came. Both hold after each encoding, so that none i
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import brotli
@@ -160,9 +160,11 @@ class Unpacker:
         return bytes(found)
 
 
-def encodings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
-    """The encodings of an answer, known or not, in the order in which they were applied."""
-    values = (value for name, value in headers if name.lower() == HEADER)
+def encodings_of(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """The encodings of an answer, known or not, in the order in which they were applied; names are lower case."""
+    if HEADER not in dict(headers):
+        return ()
+    values = [value for name, value in headers if name == HEADER]
     names = (name.strip().lower().removeprefix(b"x-") for name in b",".join(values).split(b","))
     return tuple(name for name in names if name not in (b"", IDENTITY))
 

@@ -16,11 +16,9 @@ from policies.settings import (
     ContextSettings,
     ExtractShape,
     Ingest,
-    Memory,
     NoteTaking,
     Recall,
     Summaries,
-    TrendRules,
     Zones,
 )
 from proxy.cli import main
@@ -77,14 +75,10 @@ def in_code() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", [Bucket, Checkpoints, HealthRules, Ingest, Memory, NoteTaking, Recall, ExtractShape, Summaries]
+    "part", [Bucket, Checkpoints, HealthRules, Ingest, NoteTaking, Recall, ExtractShape, Summaries]
 )
 def test_every_key_of_a_section_is_on_the_page(part: type) -> None:
     assert names(part) <= in_code()
-
-
-def test_every_key_of_the_trend_is_on_the_page_with_its_section() -> None:
-    assert {f"trend.{name}" for name in names(TrendRules)} <= WORDS
 
 
 def test_every_key_of_a_policy_is_on_the_page() -> None:

@@ -108,9 +108,8 @@ def expressions() -> list[str]:
 
 
 def alert_rules() -> list[dict[str, Any]]:
-    """The rules in the page's example for Prometheus."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (found,) = [block for block in map(yaml.safe_load, blocks) if "groups" in block]
+    """The rules for Prometheus."""
+    found = yaml.safe_load((ROOT / "deploy" / "rules.yml").read_text(encoding="utf-8"))
     return [rule for part in found["groups"] for rule in part["rules"]]
 
 

@@ -47,13 +47,13 @@ EVICTING: Mapping[str, Any] = {
         {"layer": "evict", "min_savings": 0.10, "must_reach": 0.5},
         {"layer": "compact"},
     ],
-    "shapes": [{"window": None, "trigger": 0.90, "low_water": 0.50, "extract": 0.44, "tail": 0.18, "note": 0.04}],
+    "shapes": [{"window": None, "trigger": 0.90, "low_water": 0.50, "extract": 0.44, "tail": 0.18}],
 }
 """A policy that puts placeholders for old results before it summarises."""
-NOTHING_RECALLED: Mapping[str, Any] = {"recall": {"auto": False}}
+NOTHING_RECALLED: Mapping[str, Any] = {"recall": {"auto_tokens": 0}}
 """A policy that puts nothing of what was removed in front of a request by itself."""
 EARLY: Mapping[str, Any] = {
-    "shapes": [{"window": None, "trigger": 0.80, "low_water": 0.30, "extract": 0.22, "tail": 0.16, "note": 0.04}]
+    "shapes": [{"window": None, "trigger": 0.80, "low_water": 0.30, "extract": 0.22, "tail": 0.16}]
 }
 """A trigger at which a summariser with the same window still reads the history at once."""
 

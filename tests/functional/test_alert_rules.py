@@ -1,4 +1,4 @@
-"""The alert rules of docs/operating.md in a real Prometheus: each fires when what it is about happens, none before.
+"""The alert rules of deploy/rules.yml in a real Prometheus: each fires when what it is about happens, none before.
 
 ``promtool`` evaluates the rules as they are printed over pages that a Weir gave before and after an event, in its own
 time; a Prometheus scrapes a Weir with the same rules and shorter times.
@@ -26,7 +26,7 @@ from tests.functional.test_traces import NAMED, TOO_LONG, TRACE, ask, scene
 
 pytestmark = pytest.mark.slow
 
-RULES = re.findall(r"## Alert rules.*?```yaml\n(.*?)```", (ROOT / "docs/operating.md").read_text(), re.DOTALL)[0]
+RULES = (ROOT / "deploy/rules.yml").read_text()
 NAMES = [rule["alert"] for rule in yaml.safe_load(RULES)["groups"][0]["rules"]]
 QUIET, LASTING = 30, 60
 """Minutes before the event, and after it."""

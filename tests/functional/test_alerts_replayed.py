@@ -59,8 +59,8 @@ CASES = {
         6_000, "mode: observe", {}, False, ("utilization", "overflow", "tool_bloat")
     ),
     "observed with lower marks": Case(
-        20_000, "mode: observe, health: {utilization: 0.30, tool_bloat: 0.20, spike_share: 0.02}",
-        {"utilization": 0.30, "bloat": 0.20, "spike_share": 0.02}, False, ("utilization", "burn_rate"),
+        20_000, "mode: observe, health: {utilization: 0.30, tool_bloat: 0.20}",
+        {"utilization": 0.30, "bloat": 0.20}, False, ("utilization", "burn_rate"),
     ),
     "compacted again and again": Case(
         4_400, "cascade: [{layer: compact}], health: {compression_ratio: 100}", {"ratio": 100.0}, True,

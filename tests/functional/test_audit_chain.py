@@ -45,7 +45,7 @@ policies:
   turning: {{cascade: [{{layer: rollover}}]}}
   watched: {{enforce: global, buckets: {{tool_outputs: {{cap: 900, soft: 0.5, on_overflow: warn}}}}}}
   strict: {{enforce: bucket, buckets: {{tool_outputs: {{cap: 900, on_overflow: reject}}}}}}
-  observed: {{enforce: observe}}
+  observed: {{mode: observe}}
 """
 
 

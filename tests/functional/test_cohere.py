@@ -11,7 +11,7 @@ from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.server import serve
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import providers_for
 from tests.functional.harness import TOKENIZER, opening
 from tests.functional.scripted import Asked, Reply, scripted, whole
 

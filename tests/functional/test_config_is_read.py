@@ -16,7 +16,7 @@ from proxy.cli import serve as command
 from proxy.config.file import dataclasses_in
 from proxy.config.values import Config, FileValues
 from proxy.monitor import Notice
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings

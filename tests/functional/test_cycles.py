@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from proxy.upstream.connection import PooledConnection, PooledResponse
+from proxy.upstream.connection import PooledConnection
 from tests.functional.harness import Talk, opening, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROUNDS = 8
 HOLDS_A_REQUEST = ("proxy.", "policies.")
-AIOHTTPS_OWN = (PooledConnection, PooledResponse)
+AIOHTTPS_OWN = (PooledConnection,)
 """A connection that breaks and its answer hold each other, in aiohttp; neither holds a body."""
 
 

@@ -381,7 +381,6 @@ async def rows_in(api: Api, table: str) -> int:
     ("rules", "content", "kept"),
     [
         ({"inspect": {"requests": 0}}, "full", False),
-        ({"inspect": {"content": False}}, "full", True),
         ({}, "digest", False),
     ],
 )

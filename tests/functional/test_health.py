@@ -73,7 +73,7 @@ def due(found: Any) -> list[tuple[str, bool]]:
     return [(alert["kind"], alert["closed"] is None) for alert in reversed(found["alerts"])]
 
 
-FULL = "mode: observe, health: {utilization: 0.20, overflow_requests: 0, tool_bloat: 1, spike_share: 1}"
+FULL = "mode: observe, health: {utilization: 0.20, tool_bloat: 1}"
 
 
 @SHARED
@@ -188,7 +188,7 @@ async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third
 @SHARED
 @pytest.mark.requirement("A0.118", "A0.124")
 async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: Deployment) -> None:
-    policy = "health: {utilization: 0.12}, checkpoints: {save_at: null, milestones: false}"
+    policy = "health: {utilization: 0.12}, checkpoints: {save_at: 1.0}"
     async with (
         serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
         watched(tmp_path, simulator, policy, deployment=deployment, window=32_768) as target,
@@ -197,10 +197,9 @@ async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: 
         while not any(alert["kind"] == "utilization" for alert in (await ask(target, "health"))["data"]):
             await chat.agent(1)
             assert chat.turns < 60
-        versions = (await ask(target, f"conversations/{NAME}/checkpoints"))["data"]
-        assert [each["reason"] for each in versions] == ["critical"]
         await chat.agent(3)
-        assert len((await ask(target, f"conversations/{NAME}/checkpoints"))["data"]) == 1
+        versions = (await ask(target, f"conversations/{NAME}/checkpoints"))["data"]
+        assert [each["reason"] for each in versions if each["reason"] != "milestone"] == ["critical"]
 
 
 @SHARED

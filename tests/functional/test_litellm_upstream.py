@@ -15,7 +15,7 @@ from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.server import serve
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from proxy.upstream.providers import providers_for
+from proxy.upstream.client import providers_for
 from tests.functional.harness import COUNTER, TOKENIZER, TOOLS, opening, prose, tool_step
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator

@@ -27,7 +27,7 @@ keys:
   - {{name: free, secret: sk-free-1, policy: watched, allow: [mode]}}
   - {{name: plain, secret: sk-plain-1, allow: [mode]}}
 policies:
-  watched: {{preset: balanced, {how}: observe}}
+  watched: {{preset: balanced, mode: observe}}
 """
 STEPS = 15
 TOKENS_OF_A_REFERENCE = 8
@@ -70,12 +70,9 @@ class Recorder:
 
 
 @pytest.mark.requirement("A0.95", "P14", "P4")
-@pytest.mark.parametrize("how", ["mode", "enforce"])
-async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_step_to_step(
-    how: str, tmp_path: Path
-) -> None:
+async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_step_to_step(tmp_path: Path) -> None:
     async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
-        yaml = OBSERVING.format(base=simulator.base_url, how=how)
+        yaml = OBSERVING.format(base=simulator.base_url)
         async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
             client = Recorder(target.client("sk-watched-1"))
             talk = Talk(client.client)
@@ -152,7 +149,7 @@ keys: [{{name: plain, secret: sk-plain-1}}, {{name: free, secret: sk-free-1, all
 @pytest.mark.requirement("P14")
 async def test_a_request_may_ask_to_be_observed_or_enforced_where_its_key_allows_that(tmp_path: Path) -> None:
     async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
-        yaml = OBSERVING.format(base=simulator.base_url, how="enforce")
+        yaml = OBSERVING.format(base=simulator.base_url)
         async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
             seen = {}
             for key, mode in (("watched", "enforce"), ("free", "enforce"), ("plain", "observe"), ("plain", "off")):

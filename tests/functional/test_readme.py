@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -19,8 +20,8 @@ from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
 README = (ROOT / "README.md").read_text()
-COMMANDS, CONFIGURATION, HOW = (
-    (ROOT / "docs" / f"{page}.md").read_text() for page in ("commands", "configuration", "how-it-works")
+COMMANDS, CONFIGURATION, HOW, TUTORIAL = (
+    (ROOT / "docs" / f"{page}.md").read_text() for page in ("commands", "configuration", "how-it-works", "tutorial")
 )
 ADDRESS = "127.0.0.1:8400"
 
@@ -68,6 +69,20 @@ async def test_the_first_snippets_work_as_printed(made: WeirProcess, tmp_path: P
         assert answer.startswith("HTTP/1.1 200")
         assert "x-weir-conversation: " in answer
         assert '"finish_reason":"stop"' in answer.replace(" ", "")
+
+
+async def test_the_tutorial_shows_what_it_says(made: WeirProcess, tmp_path: Path) -> None:
+    first, second = (each.replace(ADDRESS, f"127.0.0.1:{made.port}") for each in blocks("python", ADDRESS, TUTORIAL))
+    assert await typed(sys.executable, "-c", first, folder=tmp_path) == "before=13;after=13;limit=5735 none\n"
+    assert "`before=13;after=13;limit=5735 none`" in TUTORIAL
+    turns = (await typed(sys.executable, "-c", second, folder=tmp_path)).splitlines()
+    afters = [int(re.findall(r"after=(\d+)", turn)[0]) for turn in turns]
+    actions = [turn.split()[-1] for turn in turns]
+    begun = actions.index("compact=1")
+    assert set(actions[:begun]) == {"none"}
+    assert set(actions[begun:]) == {"compact=1"}
+    assert max(afters) <= 5735
+    assert sum(after < before for before, after in pairwise(afters)) == 2, "two batches"
 
 
 async def test_weir_serves_in_front_of_any_server_as_printed(tmp_path: Path) -> None:

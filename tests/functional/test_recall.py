@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from policies.summary.material import defang
+from proxy.exchange import send
 from proxy.recall.tool import definition_of
 from proxy.server import ServerLimits
 from tests.functional.harness import (
@@ -108,7 +109,7 @@ async def stage(
 upstreams: {{up: {{kind: openai, base_url: "{upstream.base_url}", api_key: pass}}}}
 models: [{{match: "*", upstream: up, window: {window}}}]
 auth: {{mode: open}}
-policies: {{p: {{{json.dumps(EVICTING)[1:-1]}, placeholder: {placeholder}, recall: {{auto: false, {recall}}}}}}}
+policies: {{p: {{{json.dumps(EVICTING)[1:-1]}, placeholder: {placeholder}, recall: {{auto_tokens: 0, {recall}}}}}}}
 default_policy: p
 """
         on = deployment or Deployment(folder / "w.db")
@@ -224,13 +225,17 @@ async def test_text_before_the_call_is_with_the_client_before_the_call_is_made(t
 
 @pytest.mark.requirement("A4.25")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_several_rounds_end_with_the_last_one_that_the_policy_allows(tmp_path: Path, stream: bool) -> None:
+async def test_several_rounds_end_with_the_last_one_that_is_answered(
+    tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "MAX_ROUNDS", 2)
+
     def script(results: int, request: Request) -> SimulatedAnswer:
         return SimulatedAnswer(
             text=f"Round {results}.", calls=(SimulatedCall("recall", json.dumps({"query": f"module {results}"})),)
         )
 
-    async with stage(tmp_path, script, recall="tool: true, rounds: 2") as on:
+    async with stage(tmp_path, script, recall="tool: true") as on:
         talk = on.talk()
         if stream:
             chunks = await streamed(talk)
@@ -362,7 +367,11 @@ async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
     ],
     ids=["many bytes a character", "markup"],
 )
-async def test_a_walk_along_the_cursors_rebuilds_the_original(tmp_path: Path, text: str) -> None:
+async def test_a_walk_along_the_cursors_rebuilds_the_original(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "MAX_ROUNDS", 12)
+    monkeypatch.setattr(send, "RECALL_TOKENS", 700)
     pages: list[str] = []
 
     def script(results: int, request: Request) -> SimulatedAnswer | str:
@@ -377,7 +386,7 @@ async def test_a_walk_along_the_cursors_rebuilds_the_original(tmp_path: Path, te
             )
         return "Done."
 
-    async with stage(tmp_path, script, recall="tool: true, rounds: 12, max_tokens: 700", window=24_000) as on:
+    async with stage(tmp_path, script, recall="tool: true", window=24_000) as on:
         ref = ""
         on.model.script = lambda *_: "Understood."
         talk = on.talk(steps=1)
@@ -422,8 +431,11 @@ async def test_injected_text_stays_inside_its_fence(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("A4.25")
-async def test_without_room_the_model_is_told_where_the_text_is(tmp_path: Path) -> None:
-    async with stage(tmp_path, once(), recall="tool: true, max_tokens: 150") as on:
+async def test_without_room_the_model_is_told_where_the_text_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "RECALL_TOKENS", 150)
+    async with stage(tmp_path, once(), recall="tool: true") as on:
         await on.talk().ask(tools=TOOLS)
         [result] = recalled(on.bodies[1])
         assert "no room" in result

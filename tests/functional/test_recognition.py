@@ -129,7 +129,7 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
 async def test_runs_of_one_script_have_no_part_of_each_others_saved_state_nor_of_their_growth(tmp_path: Path) -> None:
     """Runs that take their first step alike are one branch until they are further apart than a client rewrites."""
     rules = {
-        "checkpoints": {"enabled": True, "save_at": 0.3, "milestones": True},
+        "checkpoints": {"save_at": 0.3},
         "cascade": [{"layer": "rollover"}],
     }
     async with (

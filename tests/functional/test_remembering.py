@@ -543,7 +543,7 @@ async def test_a_model_takes_notes_in_the_background_once_a_conversation_is_long
     tmp_path: Path, deployment: Deployment
 ) -> None:
     settings = SimulatorSettings(window=32_000, summary_model="summariser")
-    policy = "{summarizer: summariser, notes: {extract: true, min_turns: 20}}"
+    policy = "{summarizer: summariser, notes: {extract_from: 20}}"
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         text = yaml_with(policy, simulator, tmp_path / "w.db").replace("8192", "32000")
         async with deployment.serving(simulator.base_url, yaml=text, folder=tmp_path, window=None) as target:

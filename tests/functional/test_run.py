@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -126,7 +127,7 @@ async def test_a_weir_is_started_for_the_time_of_a_command_that_is_the_real_sdk(
         (tmp_path / "weir.yaml").write_text(
             f"listen: {{port: {port}}}\nupstreams: {{main: {{base_url: '{simulator.base_url}'}}}}\n"
         )
-        given = ("--serve", "--config", "weir.yaml", "--", sys.executable, "-c", ASK)
+        given = ("--config", "weir.yaml", "--", sys.executable, "-c", ASK)
         code, out, err = await run(*given, folder=tmp_path)
 
         assert (code, out.endswith("True\n")) == (0, True), err
@@ -140,6 +141,11 @@ async def test_what_goes_wrong_is_said_with_what_to_do(running: RunningWeir, tmp
     code, err = await here("--url", nobody, "--", "true")
     assert code == 1
     assert f"no Weir answers at {nobody}: start one with weir serve, or add --serve" in err
+
+    (tmp_path / "weir.yaml").write_text(f"listen: {{port: {free_port()}}}")
+    code, err = await here("--config", str(tmp_path / "weir.yaml"), "--no-serve", "--", "true")
+    assert code == 1
+    assert "no Weir answers at" in err
 
     code, err = await here("--url", running.root, "--", "no-such-program")
     assert (code, err.splitlines()[-1]) == (127, "weir: no-such-program cannot be started: No such file or directory")
@@ -159,3 +165,33 @@ async def here(*arguments: str) -> tuple[int, str]:
     """The same in this process, where no command comes to be started."""
     done = await asyncio.to_thread(CliRunner().invoke, main, ["run", *arguments], env=environment())
     return done.exit_code, done.stderr
+
+
+async def test_a_weir_that_is_started_for_claude_is_in_front_of_anthropic(tmp_path: Path) -> None:
+    claude = tmp_path / "claude"
+    claude.write_text("#!/bin/sh\nexit 0\n")
+    claude.chmod(0o755)
+    own = {"WEIR_PORT": str(free_port()), "OPENAI_API_KEY": "sk-for-openai-alone"}
+    code, _, err = await run("--", str(claude), folder=tmp_path, **own)
+    assert code == 0, err
+    log = Path(re.findall(r"log in (\S+)", err)[0])
+    assert "https://api.anthropic.com/v1" in log.read_text()
+    assert "a simulated model answers" not in err
+
+
+async def test_without_a_key_it_is_said_that_a_simulated_model_answers(tmp_path: Path) -> None:
+    code, out, err = await run("--", sys.executable, "-c", ASK, folder=tmp_path, WEIR_PORT=str(free_port()))
+    assert (code, out.endswith("True\n")) == (0, True), err
+    assert "weir: there is no OPENAI_API_KEY: a simulated model answers" in err
+
+
+async def test_files_of_the_user_are_not_taken_for_weir(tmp_path: Path) -> None:
+    for name in ("proxy.py", "policies.py"):
+        (tmp_path / name).write_text("raise SystemExit('this is not Weir')\n")
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("weir"), "run", "--", sys.executable, "-c", ASK, cwd=tmp_path,
+        env=environment(WEIR_PORT=str(free_port())), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out.decode().endswith("True\n")) == (0, True), err.decode()

@@ -25,7 +25,7 @@ policies:
   waiting:
     preset: balanced
     summarizer: notes
-    summaries: {{by_schema: false, {summaries}}}
+    summaries: {{{summaries}}}
     cascade: {cascade}
 default_policy: waiting
 """

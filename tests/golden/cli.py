@@ -55,6 +55,8 @@ DEMO = ((r"\S*bin/weir", "weir"), (r"conv-\w+", "CONVERSATION"), (r"\d[\d.,]*", 
 COMMANDS = f"""
 --version
 nonsense
+servee
+keys creat --name x
 doctor --config broken.yaml
 doctor --config broken.yaml --json
 doctor --values --config broken.yaml

@@ -96,7 +96,7 @@ POLICIES = (
     *(
         "cascade: [{layer: prune, scope: tool_outputs}]",
         "cascade: [{layer: prune, scope: results}]",
-        "when_full: reject",
+        "enforce: reject",
     ),
     "buckets: {tool_outputs: {cap: 0.3}, memory: {charge_to: tool_outputs}}\ncascade: [{layer: prune, scope: memory}]",
     *("cascade: [{layer: custom}]", "cascade: [{layer: custom, params: {path: json}}]", "cascade: []", "trigger: 0.8"),

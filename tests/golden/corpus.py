@@ -56,7 +56,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "enforce": "bucket",
         "auto_scale": True,
         "preempt": True,
-        "memory": {"tags": ["<memory>"], "names": ["memory"]},
+        "memory": ["<memory>", "memory"],
         "buckets": {
             "system": {"cap": 0.1},
             "tools": {"cap": 0.06, "on_overflow": "prune-unused"},
@@ -81,8 +81,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "from_start": True,
             "method": "head",
             "tools": {"run": 200},
-            "sub_agent_tools": ["research"],
-            "sub_agent_cap": 300,
+            "sub_agents": {"research": 300},
             "drop_fields": {"*": ["debug"], "fetch": ["trace", "page"]},
             "include": {"fetch": ["page"]},
         },
@@ -97,7 +96,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "rollover": {
         "resume": "auto",
         "cascade": [{"layer": "rollover", "at": 0.6}],
-        "notes": {"extract": True, "min_turns": 6},
+        "notes": {"extract_from": 6},
     },
     "custom": {"cascade": [{"layer": "window", "at": 0.7, "params": {"turns": 3, "note": True}}]},
     "reach": {
@@ -184,7 +183,7 @@ def state_elsewhere() -> str:
     """What another conversation left, as JSON text."""
     airline = script("airline")
     transcript = airline.transcript(len(airline.messages))
-    return state_of(transcript, settings=ContextSettings(), known=ConversationState(), counter=CHARS4).to_json()
+    return state_of(transcript, known=ConversationState(), counter=CHARS4).to_json()
 
 
 def shipped() -> Iterator[Case]:

@@ -135,7 +135,7 @@ class Play:
             if self.eventful and number % 11 == 10:
                 self._request(number, length)
         last = self._transcript(lengths[-1])
-        state = state_of(last, settings=self.settings, known=self.known, counter=CHARS4, readings=self.readings)
+        state = state_of(last, known=self.known, counter=CHARS4, readings=self.readings)
         self.decisions.append(f"state {state.to_json()}")
         return self
 
@@ -235,14 +235,16 @@ class Play:
     def _after(self, transcript: Transcript, decision: Decision) -> None:
         """What is done once an answer is out: notes, milestones, the next summary."""
         rules = {"settings": self.settings, "known": self.known}
-        found = notes_of(transcript, **rules)
+        found = notes_of(transcript, known=self.known)
         self.known = replace(self.known, notes=(*self.known.notes, *found))
         length, compacts = len(transcript.chain), limits_for(self.settings, self.budget).compacts
         near = compacts is not None and decision.raw_after > 0.6 * compacts
         soft = is_soft(
             decision.raw_after, length, budget=self.budget, buckets=decision.buckets, trend=decision.trend, **rules
         )
-        self.decisions.append(f"after {milestone_of(transcript, **rules)} {near} {soft} {[n.text for n in found]}")
+        self.decisions.append(
+            f"after {milestone_of(transcript, known=self.known)} {near} {soft} {[n.text for n in found]}"
+        )
         if wants_notes(transcript, **rules):
             written = self.model.drive(write_notes(transcript, known=self.known, counter=CHARS4, max_input=5_000))
             self.decisions.append(f"notes {[(n.category, n.text) for n in written]}")

@@ -1,6 +1,3 @@
-import json
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,29 +101,6 @@ def test_a_small_bootstrap_keeps_the_goal_and_the_issues_and_drops_the_learnings
     assert all(part in text for part in (FULL.goal, "write the adapter", "TimeoutError in test_drain", VERIFY))
     assert text.count("long learning") < 20 * 12
     assert wide.bootstrap(max_tokens=5, counter=Words()) == ""
-
-
-def test_a_delta_names_what_changed_and_nothing_else() -> None:
-    later = replace(
-        FULL,
-        subtasks=(Subtask("read the worker", Status.DONE), Subtask("write the adapter", Status.DONE), Subtask("ship")),
-        open_issues=(),
-        decisions=(*FULL.decisions, TaskDecision("keep Redis")),
-        version=4,
-        marks=("1:aa",),
-    )
-    assert later.delta(FULL) == {
-        "subtasks": {
-            "added": ["planned: ship"],
-            "removed": ["planned: delete the old queue"],
-            "changed": ["done: write the adapter"],
-        },
-        "decisions": {"added": ["keep Redis"], "removed": []},
-        "open_issues": {"added": [], "removed": ["TimeoutError in test_drain"]},
-        "version": {"from": 3, "to": 4},
-    }
-    assert FULL.delta(FULL) == {}
-    assert json.loads(json.dumps(FULL.delta(None)))["goal"] == {"from": "", "to": FULL.goal}
 
 
 @settings(max_examples=tried(20, 80), deadline=None)

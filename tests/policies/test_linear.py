@@ -13,7 +13,7 @@ import pytest
 
 from policies.memory.state import _error_in, _facts
 from policies.messages import Body
-from policies.scoring.redundancy import _identifiers, _read
+from policies.strategies.redundancy import _identifiers, _read
 from policies.summary.check import _NOTHING
 from policies.text.extract import extract
 from policies.text.gist import gist, placeholder

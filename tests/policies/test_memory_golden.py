@@ -19,7 +19,6 @@ from policies.ledger import Identifier, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import flaw, notes_in, read_notes, render_notes
 from policies.memory.state import read_state
-from policies.settings import NoteTaking
 from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import judge, under_headings, without_reasoning
 from policies.summary.identifiers import grounded, invented
@@ -35,7 +34,6 @@ from tests.policies.test_recalling import asked
 from tests.policies.tongues import TONGUES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "memory.json"
-TOOLS = NoteTaking()
 RAW = (
     (
         '{"goal": "Ship 2.4", "done": ["Read src/a.py", "Fixed E4411"], "current": "Test", "todo": ["Docs"], "decisions": '
@@ -96,7 +94,7 @@ def _question(effect: Summarize) -> dict[str, object]:
 
 
 def _written(written: Written) -> list[object]:
-    return [written.text, written.calls, written.failure, written.repaired, written.purpose, written.dropped]
+    return [written.text, written.calls, written.failure, written.purpose, written.dropped]
 
 
 def _copying(effect: Summarize) -> Summary:
@@ -237,15 +235,15 @@ def states() -> dict[str, object]:
     """States read from sessions, and shown."""
     found: dict[str, object] = {}
     for name, sources in _sessions():
-        half = read_state(sources[: len(sources) // 2], goal="", tools=TOOLS)
-        state = read_state(sources, goal="", previous=half.saved(at="2026-01-02T03:04:05Z"), tools=TOOLS)
+        half = read_state(sources[: len(sources) // 2], goal="")
+        state = read_state(sources, goal="", previous=half.saved(at="2026-01-02T03:04:05Z"))
         pages = [state.bootstrap(max_tokens=n, counter=CHARS4, ref="abc") for n in (20, 60, 120, 200, 400, 900)]
         found[name] = [
             digest(state.to_json()),
             digest(pages),
             digest(state.to_markdown()),
             digest(state.delta(half)),
-            digest(notes_in(sources, TOOLS)),
+            digest(notes_in(sources)),
         ]
     return found
 
@@ -323,10 +321,6 @@ def health() -> list[object]:
     ]
     shots = []
     for at, trouble in enumerate(troubles):
-        if at == len(troubles) - 6 and health is not None:
-            health = health._replace(fidelity=0.5)
-        if at == len(troubles) - 3 and health is not None:
-            health = health._replace(fidelity=0.8)
         checkup = check(health, Sample(at=float(at), **(quiet | trouble)), rules)
         health = checkup.health
         shots.append(checkup.snapshot)

@@ -4,12 +4,9 @@ from hypothesis import strategies as st
 
 from policies.ledger import Note
 from policies.memory.notes import CATEGORIES, notes_in, read_notes, render_notes
-from policies.settings import NoteTaking
 from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.profile import tried
-
-TOOLS = NoteTaking()
 
 
 def note(text: str, category: str = "misc", importance: str = "normal", source: str = "model") -> Note:
@@ -19,14 +16,14 @@ def note(text: str, category: str = "misc", importance: str = "normal", source: 
 @pytest.mark.requirement("A0.60")
 def test_fenced_blocks_of_answers_are_notes_and_those_of_results_are_not() -> None:
     text = "Go on.\n```decision\nuse leases, workers crash\n```\n```python\nx = 1\n```\n```todo\n- [ ] write it\n```\n"
-    made = notes_in([Source(1, "assistant", text)], TOOLS)
+    made = notes_in([Source(1, "assistant", text)])
     assert made == (
         note("use leases, workers crash", "decisions", source="fence"),
         note("TODO: write it", "task_progress", "high", "fence"),
     )
-    assert notes_in([Source(1, "tool", text, "fetch")], TOOLS) == ()
+    assert notes_in([Source(1, "tool", text, "fetch")]) == ()
     marked = "```note category=bugs importance=critical\nlease-4411 leaks\n```"
-    assert notes_in([Source(1, "assistant", marked)], TOOLS) == (note("lease-4411 leaks", "bugs", "critical", "fence"),)
+    assert notes_in([Source(1, "assistant", marked)]) == (note("lease-4411 leaks", "bugs", "critical", "fence"),)
 
 
 @pytest.mark.requirement("A0.63")

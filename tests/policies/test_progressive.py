@@ -20,7 +20,7 @@ from policies.draft import (
 from policies.effects import Summarize, Summary
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings, Layer, Param
-from policies.strategies.rewrite import Progressive
+from policies.strategies.progressive import Progressive
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, texts
 from tests.policies.play import Said, assistant, flow, result, talk, user, window, words
@@ -111,7 +111,7 @@ def test_every_level_is_made_of_the_original_and_not_of_the_level_before() -> No
 @pytest.mark.requirement("A0.65")
 def test_a_user_is_never_put_in_other_words_and_keeps_a_third_at_any_age() -> None:
     chat = "The shop is in Lisbon and opened in 2019. " + "It was rather quiet there on most of the days. " * 20
-    transcript = talk(user("task"), user(chat), *steps(40), user("go on"))
+    transcript = talk(user("task"), user(chat), *steps(40), assistant("Done."), user("go on"))
     model = Model(titled)
     draft = model.run(progressive(untouched(transcript), bounds(transcript)))
     text = draft.pieces[1].text or ""

@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from policies.messages import ToolCall, Transcript, answered_calls, units
-from policies.scoring.redundancy import References, last_references
-from tests.policies.play import Said, assistant, result, step, talk, user, words
+from policies.messages import Transcript, answered_calls, units
+from policies.strategies.redundancy import References, last_references
+from tests.policies.play import Said, assistant, step, talk, user, words
 
 
 def referenced(*said: Said | tuple[Said, ...]) -> dict[int, References]:
@@ -58,34 +56,6 @@ def test_plain_words_small_numbers_and_other_identifiers_are_no_references(said:
 
 
 # -- what holds always -----------------------------------------------------------------------------------------------
-
-TEXTS = st.lists(
-    st.sampled_from(
-        ["src/a.py", "lib/src/a.py", "a.py", "parse_header", "412", "7", '"two words"', "\\n", "the", '"', "`"]
-    ),
-    max_size=6,
-).map(" ".join)
-
-
-@given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=8))
-def test_references_are_deterministic_and_point_forward(rows: list[tuple[str, str, str]]) -> None:
-    said = [TASK, *(m for text, path, say in rows for m in (assistant(say), *call(text, path=path)))]
-    transcript = talk(*said)
-    found = references_of(transcript)
-    assert references_of(talk(*said)) == found
-    assert set(found) == {i for i, m in enumerate(transcript.messages) if m.is_result}
-    for index, one in found.items():
-        assert (one.index is None) == (one.step is None) == (one.count == 0)
-        if one.index is not None:
-            assert one.index > index
-            assert transcript.messages[one.index].role == "assistant"
-            assert one.count <= sum(m.role == "assistant" for m in transcript.messages[index:])
-
-
-@given(st.text(max_size=200), st.text(max_size=200), st.text(max_size=200))
-def test_no_text_breaks_the_analysis(said: str, arguments: str, again: str) -> None:
-    spoken = assistant("", ToolCall("c", "f", arguments))
-    assert set(referenced(TASK, spoken, result(said, "c"), assistant(again))) == {2}
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_conversation_goes_on_from_the_checkpoint_of_another() -> None:
     assert summary_of(again) == text
 
 
-MODEL = windows("compact", summarizer="small", summaries=Summaries(by_schema=False, wait=20))
+MODEL = windows("compact", summarizer="small", summaries=Summaries(wait=20))
 
 
 @pytest.mark.requirement("D14", "R.25")

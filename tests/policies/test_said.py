@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import MAX_SENTENCES, MAX_TOKENS, read_state
-from policies.settings import NoteTaking
 from policies.text.segments import Readings, Source, sentences
 from tests.policies.sessions import HERE, queue_session, shared_conversations
 from tests.profile import each_once
@@ -27,7 +26,7 @@ RULES = {
 
 
 def state_of(sources: Sequence[Source], previous: Checkpoint | None = None) -> Checkpoint:
-    return read_state(sources, goal="", previous=previous, tools=NoteTaking(), readings=Readings())
+    return read_state(sources, goal="", previous=previous, readings=Readings())
 
 
 def said(*texts: str) -> list[Source]:

@@ -1,17 +1,14 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from policies.ledger import Status, Subtask, TaskDecision
+from policies.ledger import Status, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import read_state
 from policies.messages import ToolCall
-from policies.settings import NoteTaking
 from policies.text.segments import Source
 from tests.policies.sessions import queue_session
 
-TOOLS = NoteTaking()
 GOAL = (
     "Move the billing job of our shop to the new queue.\n"
     "You are done when test_drain passes and no invoice is sent twice.\n"
@@ -20,7 +17,7 @@ GOAL = (
 
 
 def state_of(sources: Sequence[Source], previous: Checkpoint | None = None, goal: str = "") -> Checkpoint:
-    return read_state(sources, goal=goal, previous=previous, tools=TOOLS)
+    return read_state(sources, goal=goal, previous=previous)
 
 
 def called(position: int, name: str, arguments: str, result: str = "ok") -> list[Source]:
@@ -57,41 +54,6 @@ def test_a_session_is_read_into_every_field_and_the_goal_is_the_first_user_text_
     assert state.notes == ("bugs: lease-4411 leaks when worker.py crashes in ack()",)
     assert Checkpoint.from_json(state.to_json()) == state
     assert state.validate().valid
-
-
-@pytest.mark.requirement("A0.60")
-def test_the_newest_list_is_the_single_truth_but_what_is_done_stays() -> None:
-    first = '{"todos": [{"content": "a1", "status": "completed"}, {"content": "b2", "status": "in_progress"}]}'
-    second = '{"todos": [{"content": "c3", "status": "pending"}, {"content": "d4", "status": "cancelled"}]}'
-    state = state_of([*called(1, "TodoWrite", first), *called(3, "TodoWrite", second)])
-    assert state.subtasks == (Subtask("a1", Status.DONE), Subtask("c3", Status.PLANNED))
-
-
-@pytest.mark.requirement("A0.100")
-def test_an_issue_closes_when_the_same_call_succeeds_and_not_when_somebody_says_so() -> None:
-    failed = called(1, "run_tests", '{"path": "tests/test_drain.py"}', "TimeoutError: drain took 31.2 s")
-    passed = called(3, "run_tests", '{"path":"tests/test_drain.py"}', "4 passed")
-    other = called(3, "run_tests", '{"path": "tests/test_ack.py"}', "4 passed")
-    told = [Source(3, "assistant", "The TimeoutError in tests/test_drain.py is fixed now.")]
-    issue = ("run_tests(tests/test_drain.py): TimeoutError: drain took 31.2 s",)
-    assert state_of(failed).open_issues == issue
-    assert state_of([*failed, *passed]).open_issues == ()
-    assert state_of([*failed, *other]).open_issues == issue
-    assert state_of([*failed, *told]).open_issues == issue
-    assert state_of(passed, previous=state_of(failed)).open_issues == ()
-
-
-@pytest.mark.requirement("R.57")
-def test_reading_an_older_part_again_takes_nothing_back() -> None:
-    session = queue_session()
-    whole = state_of(session)
-    again = state_of(session[:7], previous=whole)
-    assert replace(again, marks=whole.marks, version=whole.version) == whole
-    fresh = state_of(session[12:], previous=state_of(session[:12]))
-    assert fresh.subtasks == whole.subtasks
-    assert fresh.constraints == whole.constraints
-    assert fresh.environment == whole.environment
-    assert fresh.open_issues == whole.open_issues
 
 
 @pytest.mark.requirement("R.56")

@@ -9,7 +9,7 @@ from policies.ledger import EditKind
 from policies.limits import ingest_cap_for
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings
-from policies.strategies.drop import clip
+from policies.strategies.clip import clip
 from policies.tokens import CHARS4, middle_of
 from tests.policies.play import assistant, result, step, strategy, system, talk, user, window, words
 

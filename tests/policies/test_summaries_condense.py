@@ -193,28 +193,3 @@ def test_a_part_that_fails_is_asked_once_more_and_then_left_out() -> None:
 
     left_out, _ = drive(flow(lines, max_input=6_000), never)
     assert left_out.failure == ""
-
-
-@pytest.mark.requirement("R.52", "R.54")
-def test_where_more_than_half_of_the_parts_fail_it_is_a_failure() -> None:
-    def seldom(question: Summarize) -> Reply:
-        return reader(question) if "P-00000" in question.prompt else Failed("status_500")
-
-    written, asked = drive(flow(facts(60), max_input=6_000), seldom)
-    assert (written.text, written.failure) == ("", "status_500")
-    assert len(asked) == len({q.prompt for q in asked}) * 2 - 1
-    down, few = drive(flow(facts(60), max_input=6_000), lambda _: Failed("backing_off"))
-    assert down.failure == "backing_off"
-    assert len(few) == len({q.prompt for q in few})
-
-
-@pytest.mark.requirement("R.54")
-def test_where_merging_fails_the_parts_stand_if_they_are_short_enough() -> None:
-    def no_merge(question: Summarize) -> Reply:
-        return Failed("timeout") if "notes on part" in question.prompt else reader(question)
-
-    short, _ = drive(flow(facts(30), max_input=6_000, max_tokens=300), no_merge)
-    assert "P-00000" in short.text
-    assert "P-00029" in short.text
-    long, _ = drive(flow(facts(300), max_input=6_000, max_tokens=100), no_merge)
-    assert (long.text, long.failure) == ("", "timeout")

@@ -40,8 +40,8 @@ def points(count: int) -> str:
         (Done(), "no_reply"),
         (None, "no_reply"),
         (Summary(GOOD, tool_calls=1), "tool_call"),
-        (Summary("<think>hm, " + words(50)), "reasoning_only"),
-        (Summary("<thinking>all of it</thinking>"), "reasoning_only"),
+        (Summary("<think>hm, " + words(50)), "empty"),
+        (Summary("<thinking>all of it</thinking>"), "empty"),
         (Summary(""), "empty"),
         (Summary(" \n\t "), "empty"),
         (
@@ -58,6 +58,11 @@ def points(count: int) -> str:
             Summary("I cannot do that. I am a careful assistant and this is not something I may look into, ever."),
             "refusal",
         ),
+        (
+            Summary("Error code: 429 - too many requests were made in the last minute, please wait."),
+            "refusal",
+        ),
+        (Summary("503 Service Unavailable: the server cannot handle the request right now, so try again."), "refusal"),
         (Summary("\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u603b\u7ed3\u8fd9\u6bb5\u5bf9\u8bdd\uff0c" * 20), "refusal"),
         (
             Summary(
@@ -65,7 +70,6 @@ def points(count: int) -> str:
             ),
             "refusal",
         ),
-        (Summary(MATERIAL[30:1_230]), "echo"),
         (Summary("The server was moved once again.\n" * 12), "loop"),
         (
             Summary(
@@ -76,32 +80,6 @@ def points(count: int) -> str:
         ),
         (Summary(points(60), finish_reason="length"), "too_long"),
         (Summary("x" * 900_000), "too_long"),
-        (
-            Summary(
-                '{"error": {"message": "Rate limit reached for requests", "type": "tokens", "code": 429, "param": null}}'
-            ),
-            "error_text",
-        ),
-        (
-            Summary(
-                "Error code: 429 - too many requests were made in the last minute, please wait and try it again later."
-            ),
-            "error_text",
-        ),
-        (
-            Summary(
-                "503 Service Unavailable: the server cannot handle the request right now, so please try again in a while."
-            ),
-            "error_text",
-        ),
-        (
-            Summary(
-                "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens, please reduce."
-            ),
-            "error_text",
-        ),
-        (Summary("[Summary goes here]\n" + words(40)), "error_text"),
-        (Summary("Lorem ipsum\n" + words(40)), "error_text"),
         (Summary("\ufffd\ufffd\x00\x01 abc def ghi " * 20), "garbage"),
         (Summary("A" * 900), "garbage"),
     ],

@@ -98,7 +98,7 @@ def test_protected_pictured_and_replaced_results_stay() -> None:
     assert model.run(summarize_tool_result(draft, bounds(gone))) is draft
 
 
-REPORT = Ingest(sub_agent_tools=("Task",), sub_agent_cap=2_000)
+REPORT = Ingest(sub_agents={"Task": 2_000})
 
 
 def reported(tokens: int) -> Transcript:

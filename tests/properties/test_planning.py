@@ -13,9 +13,9 @@ from policies.ledger import CONDENSED, Action, Decision, EditKind, PlannedMessag
 from policies.limits import BUCKETS, BudgetUnreachable, TokenBudget, divide
 from policies.messages import Message, ToolCall, Transcript, protect
 from policies.planner import plan, trim
-from policies.scoring.eviction import SCORERS
 from policies.settings import Bucket, ContextSettings, Ingest, Layer, OnOverflow, Param
 from policies.strategies.layers import STRATEGIES
+from policies.strategies.scorers import SCORERS
 from policies.tokens import CHARS4
 from tests.policies.play import Said, assistant, remember, result, system, talk, user, words
 from tests.profile import tried
@@ -108,7 +108,10 @@ PARAMS: dict[str, st.SearchStrategy[dict[str, Param]]] = {
     "evict": st.one_of(
         st.just({}),
         st.fixed_dictionaries(
-            {"scorer": st.sampled_from(SCORERS), "types": st.sampled_from([("tool_result",), ("user", "tool_result")])}
+            {
+                "scorer": st.sampled_from([*SCORERS]),
+                "types": st.sampled_from([("tool_result",), ("user", "tool_result")]),
+            }
         ),
     ),
     "compact": st.sampled_from([{}, {"keep_messages": 3}, {"keep_turns": 1}, {"evict_pct": 70}]),
@@ -296,7 +299,7 @@ def test_what_is_forwarded_fits_or_the_error_says_why_not(
 ) -> None:
     transcript = talk(flat(happened), tools=20)
     decision = attempt(shell(budget, policy).flow(transcript, ConversationState()), answer)
-    limit = budget.reserved_limit if policy.when_full == "reject" else budget.send_limit
+    limit = budget.send_limit if policy.manages else budget.reserved_limit
     if isinstance(decision, BudgetUnreachable):
         assert set(decision.buckets) == set(BUCKETS)
         assert sum(decision.buckets.values()) > budget.estimate(limit)

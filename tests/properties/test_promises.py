@@ -60,6 +60,10 @@ KEPT: dict[str, Script] = {
         LARGE_AND_SMALL, (Begin(), Talk(turns=4), Side(), Talk(size=0.01))
     ),
     "P6 a note at a distance": Script(steps=(Begin(), Note(distance=4), Talk(turns=8, size=0.1))),
+    "P6 a note that comes with the batch": Script(
+        (Model(8_192, 8_192),),
+        (Begin(MESSAGES, task=0.1, answer=0.25), Talk(), Talk(turns=8), Note(distance=0), Work(turns=8)),
+    ),
     "P3 an unread result in a full window": Script(steps=(Begin(system=0.6), Work(size=0.2))),
     "P3 a large unread result in a large window": Script(
         (Model(131_072, 131_072),), (Begin(), Talk(), Work(turns=4, size=0.2)), longest=64_000

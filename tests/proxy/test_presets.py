@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from policies.draft import ConversationState
+from policies.draft import CLEARED_MARKER, ConversationState
 from policies.ledger import Action, Decision
 from policies.limits import divide, shape_for
 from policies.messages import ToolCall, Transcript
@@ -183,7 +183,7 @@ def test_baseagents_numbers_are_exact() -> None:
     }
     assert layer("baseagent-200k", "compact").params == {"keep_messages": 0, "prompt": "handoff"}
     assert (settings.ingest.cap, settings.ingest.method, settings.ingest.from_start) == (2_500, "middle_out", True)
-    assert (settings.placeholder, settings.marker) == ("marker", "[Old tool result content cleared]")
+    assert (settings.placeholder, CLEARED_MARKER) == ("marker", "[Old tool result content cleared]")
     assert (settings.zones.yellow_at, settings.zones.critical_at) == (0.85, 1.0)
     table = CliRunner().invoke(main, ["policy", "show", "baseagent-200k"]).stdout
     assert "142,800" in table
@@ -288,7 +288,7 @@ def test_compaction_starts_where_each_seed_says() -> None:
 def test_audit_removes_nothing() -> None:
     audit = PRESETS["audit"]
 
-    assert (audit.when_full, audit.layers, audit.ingest.from_start) == ("reject", (), False)
+    assert (audit.enforce, audit.layers, audit.ingest.from_start) == ("reject", (), False)
 
 
 def test_advised_is_balanced_but_for_large_windows() -> None:
@@ -300,13 +300,7 @@ def test_advised_is_balanced_but_for_large_windows() -> None:
             shape_for(ContextSettings(), window), window=None
         )
     large = shape_for(advised, 128_000)
-    assert (large.trigger, large.low_water, large.extract, large.tail, large.note) == (
-        0.40,
-        0.20,
-        0.08,
-        0.12,
-        0.04,
-    )
+    assert (large.trigger, large.low_water, large.extract, large.tail) == (0.40, 0.20, 0.08, 0.12)
 
 
 CHUNK = 400

@@ -18,10 +18,10 @@ from pydantic import SecretStr
 
 from proxy.config.values import Timeouts, UpstreamSettings
 from proxy.errors import InvalidRequest, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream.client import LitellmProvider, providers_for
 from proxy.upstream.connection import Answer as UpstreamAnswer
 from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Kind, classify
-from proxy.upstream.providers import LitellmProvider, providers_for
 from proxy.wire.raw import Decoder
 from tests.misbehaving import ALL_FAULTS
 from tests.upstream import Dialect, SimulatedAnswer, SimulatorSettings
@@ -101,7 +101,7 @@ def test_without_such_an_upstream_litellm_is_not_imported():
         """
         import sys
         from proxy.config.values import UpstreamSettings
-        from proxy.upstream.providers import providers_for
+        from proxy.upstream.client import providers_for
         assert providers_for([UpstreamSettings(name="a", base_url="http://127.0.0.1:1/v1")]) == {}
         print(sorted({"litellm", "httpx", "openai"} & set(sys.modules)))
         """
@@ -118,14 +118,14 @@ def test_the_import_asks_no_network_reads_no_env_file_and_happens_at_the_start(t
         asked = []
         sys.addaudithook(lambda event, args: asked.append(event) if event.startswith("socket.") else None)
         from proxy.config.values import UpstreamSettings
-        from proxy.upstream.providers import providers_for
+        from proxy.upstream.client import providers_for
         found = providers_for([UpstreamSettings(name="a", kind="litellm", provider="anthropic")])
         import litellm
         reached = [event for event in asked if event in ("socket.connect", "socket.getaddrinfo")]
-        print(sorted(found), reached, os.environ.get("ANTHROPIC_API_KEY"), litellm.telemetry, litellm.callbacks)
+        print(sorted(found), reached, os.environ.get("ANTHROPIC_API_KEY"), litellm.callbacks)
         """
     )
-    assert out.strip() == "['a'] [] None False []"
+    assert out.strip() == "['a'] [] None []"
 
 
 async def test_fields_that_nobody_knows_reach_the_provider_as_they_are():

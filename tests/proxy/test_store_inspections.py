@@ -27,7 +27,6 @@ async def step(store: Store, number: int, *, known: int | None = None) -> None:
     first = 2 * (number - 1) if known is None else known
     kept = Inspection(
         keep=KEPT,
-        content=True,
         messages=[each for each, _ in both],
         pieces=None,
         raws=[r for _, r in both[first:]],

@@ -31,8 +31,8 @@ HEADROOM = 0.05
 ENOUGH_SAMPLES = 5
 RECORDING = load_recording()
 ROOMY = {
-    "shapes": [{"window": None, "trigger": 0.97, "low_water": 0.46, "extract": 0.10, "tail": 0.12, "note": 0.04}],
-    "recall": {"auto": False},
+    "shapes": [{"window": None, "trigger": 0.97, "low_water": 0.46, "extract": 0.10, "tail": 0.12}],
+    "recall": {"auto_tokens": 0},
 }
 """A policy whose batches leave room for a few requests, also where the system message fills most of the window."""
 
@@ -288,7 +288,7 @@ policies:
     preset: balanced
     summarizer: same
     summaries: {{prepare_at: null, wait: 240, seconds: 240}}
-    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25, note: 0.08}}]
+    shapes: [{{window: null, trigger: 0.9, low_water: 0.45, extract: 0.2, tail: 0.25}}]
     cascade: [{{layer: compact}}]
 default_policy: notes
 store: {{url: "sqlite+aiosqlite:///{store}"}}

@@ -1,1 +1,0 @@
-"""What of a conversation is worth least: blocks, scorers, and the choice of what goes; who used a result."""
