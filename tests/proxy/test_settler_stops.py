@@ -54,7 +54,7 @@ async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp
         return await record(rows)
 
     store.record = recording  # type: ignore[method-assign]
-    long = Inspection(keep=1, content=True, messages=(), pieces=None, raws=(b"x" * (HEAVY // 2),), first=0)
+    long = Inspection(keep=1, messages=(), pieces=None, raws=(b"x" * (HEAVY // 2),), first=0)
     for number in range(5):
         settler.put(msgspec.structs.replace(exchange(number), inspection=long if number < 4 else None))
     await settler.flush()
@@ -68,7 +68,7 @@ async def test_no_more_bytes_of_histories_wait_than_there_is_room_for(tmp_path: 
     settler = WriteBehindQueue(store, degraded=lambda _: None)
     said = [Message(role="user", digest=b"d" * HASH_SIZE, tokens=9)]
     raws = (b'{"content":"%s"}' % (b"x" * (MAX_HELD // 2)),)
-    half = Inspection(keep=9, content=True, messages=said, pieces=None, raws=raws, first=0)
+    half = Inspection(keep=9, messages=said, pieces=None, raws=raws, first=0)
     full = [settler.is_full]
     for number in range(2):
         settler.put(msgspec.structs.replace(exchange(number), inspection=half))

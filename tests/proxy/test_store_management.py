@@ -9,13 +9,10 @@ import pytest
 
 from policies.ledger import Trend
 from policies.pressure import advance
-from policies.settings import ContextSettings
 from proxy.store import Store
 from proxy.store.records import DAY, ExchangeRow
 from proxy.store.usage import By
 from tests.proxy.store_rows import exchange, url
-
-RULES = ContextSettings().trend
 
 
 def trend(*sizes: int) -> Trend:
@@ -23,7 +20,7 @@ def trend(*sizes: int) -> Trend:
     state = Trend()
     for at, size in enumerate(sizes):
         buckets = {"history": size}
-        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1), rules=RULES)
+        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1))
     return state
 
 
