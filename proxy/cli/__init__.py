@@ -25,7 +25,7 @@ COMMANDS = {
     "audit": "Verify the audit log, and list what it says of a conversation.",
     "policy": "List, show, check, import and recommend policies.",
     "keys": "Create, list, limit, rotate and revoke API keys.",
-    "db": "Back up, prune and migrate the database.",
+    "db": "Back up, restore, prune and migrate the database.",
 }
 """Each command with its line in ``weir --help``; ``proxy.cli.NAME`` has it under the same name."""
 

@@ -1,5 +1,7 @@
 """``weir db``: a copy of the database, what is old, its schema."""
 
+import contextlib
+import dataclasses
 import time
 from pathlib import Path
 
@@ -9,11 +11,14 @@ from proxy.cli import Failure
 from proxy.cli.shared import Findings, confirm, counted, moment, reading, stored, writing
 from proxy.config.values import Config, masked_url, moment_in
 from proxy.store import Store
+from proxy.store.store import file_of
+
+SQLITE = "sqlite+aiosqlite:///"
 
 
 @click.group()
 def db() -> None:
-    """Back up, prune and migrate the database.
+    """Back up, restore, prune and migrate the database.
 
     \b
     Example:
@@ -27,8 +32,7 @@ def db() -> None:
 def backup(config: Config, *, target: Path) -> Findings:
     """Copy a SQLite database, also while Weir serves from it: one consistent moment, checked, readable by its owner.
 
-    An existing file is never overwritten. To restore, stop Weir and put
-    the copy in the place of the database, without the -wal and -shm files beside it. PostgreSQL has its own tools:
+    An existing file is never overwritten; `weir db restore` puts the copy back. PostgreSQL has its own tools:
     pg_dump --format=custom --file=PATH DATABASE.
 
     \b
@@ -43,6 +47,47 @@ def backup(config: Config, *, target: Path) -> Findings:
     return Findings(
         lambda: {"path": str(target), "bytes": size}, lambda: click.echo(f"{target}: {size:,} bytes, checked.")
     )
+
+
+@db.command()
+@click.argument("source", metavar="PATH", type=click.Path(path_type=Path))
+@click.option("--replace", is_flag=True, help="Move the database that is there aside first; it is kept.")
+@stored
+def restore(config: Config, *, source: Path, replace: bool) -> Findings:
+    """Put a copy that `weir db backup` made in the place of the SQLite database.
+
+    Stop Weir first, and start it afterwards. The copy is checked and is left where it is. PostgreSQL has its own tools:
+    pg_restore --clean --dbname=DATABASE PATH.
+
+    \b
+    Example:
+      weir db restore /backup/weir-monday.db --replace
+      weir audit verify
+    """
+    url = config.store.url
+    if not url.startswith("sqlite"):
+        raise Failure("PostgreSQL is restored by its own tools: pg_restore --clean --dbname=DATABASE PATH")
+    name = file_of(url)
+    if not name or name == ":memory:":
+        raise Failure(f"{url} is a database in memory: name a file with --store")
+    target = Path(name).absolute()
+    aside = target.with_name(f"{target.name}.{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}")
+    if target.exists() and not replace:
+        raise Failure(f"{target} is there: stop Weir, then say --replace, which keeps it as {target.name}.TIME")
+    copy = target.with_name(f"{target.name}.restored")
+    of_copy = dataclasses.replace(config, store=dataclasses.replace(config.store, url=f"{SQLITE}{source.absolute()}"))
+    reading(of_copy, lambda store: store.backup(copy))
+    moved = target.exists()
+    for end in ("", "-wal", "-shm"):  # what a log still holds belongs to the database that is moved
+        with contextlib.suppress(FileNotFoundError):
+            target.with_name(target.name + end).rename(aside.with_name(aside.name + end))
+    copy.rename(target)
+    size = target.stat().st_size
+
+    def show() -> None:
+        click.echo(f"{target}: {size:,} bytes, checked." + (f" The one before is {aside}." if moved else ""))
+
+    return Findings(lambda: {"path": str(target), "bytes": size, "before": str(aside) if moved else None}, show)
 
 
 @db.command()

@@ -122,7 +122,7 @@ class Store:
                 connections=connections,
             )
         else:
-            database = await SqliteDatabase.open(_file_of(url), read_only=read_only, patience=busy_timeout)
+            database = await SqliteDatabase.open(file_of(url), read_only=read_only, patience=busy_timeout)
         return cls(database, content=content)
 
     async def ping(self) -> None:
@@ -365,7 +365,7 @@ class Store:
                 break
 
 
-def _file_of(url: str) -> str | None:
+def file_of(url: str) -> str | None:
     """The file of a SQLite URL, None for a database in memory."""
     try:
         parsed = sa.make_url(url)

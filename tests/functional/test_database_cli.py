@@ -71,6 +71,53 @@ async def test_a_copy_taken_while_requests_come_in_is_whole_and_goes_on_where_it
     assert not list(tmp_path.glob("*.part*"))
 
 
+async def test_a_backup_under_load_is_restored_elsewhere_and_conversations_go_on(tmp_path: Path) -> None:
+    database, copy, elsewhere = tmp_path / "w.db", tmp_path / "copy.db", tmp_path / "elsewhere" / "w.db"
+    elsewhere.parent.mkdir()
+    async with serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator:
+        async with weir(simulator.base_url, database, window=4096) as target:
+            talk = Talk(target.client(default_headers={"x-weir-conversation": NAME}))
+            await talk.agent(10)
+            await target.stored()
+            busy = asyncio.create_task(Talk(target.client(), seed=5).agent(10))
+            await told("db", "backup", str(copy), store=database)
+            await busy
+            await talk.agent(2)
+        assert await told("db", "restore", str(copy), store=elsewhere) == {
+            "path": str(elsewhere), "bytes": elsewhere.stat().st_size, "before": None,
+        }  # fmt: skip
+        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600
+        assert (await asyncio.to_thread(run, "audit", "verify", store=elsewhere)).exit_code == 0
+        found = await told("conversations", "show", NAME, store=elsewhere)
+        assert found["requests"] == 10, "as it was when it was backed up"
+        async with weir(simulator.base_url, elsewhere, window=4096) as again:
+            talk.client = again.client(default_headers={"x-weir-conversation": NAME})
+            await talk.agent(1)
+        assert "compact=" in talk.headers[-1]["x-weir-actions"]
+        assert (await told("conversations", "show", NAME, store=elsewhere))["requests"] == 11
+
+
+async def test_a_restore_replaces_only_what_it_is_told_to_and_keeps_it(tmp_path: Path) -> None:
+    database, copy, broken = tmp_path / "w.db", tmp_path / "copy.db", tmp_path / "broken.db"
+    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
+    await told("db", "backup", str(copy), store=database)
+    before = database.read_bytes()
+    broken.write_bytes(b"SQLite format 3\0" + b"x" * 8_192)
+    for source, words, said in (
+        (copy, (), "is there: stop Weir, then say --replace"),
+        (tmp_path / "none.db", ("--replace",), "there is no database at"),
+        (broken, ("--replace",), "broken.db"),
+    ):
+        done = await asyncio.to_thread(run, "db", "restore", str(source), *words, store=database)
+        assert (done.exit_code, said in done.stderr) == (1, True), done.stderr
+        assert database.read_bytes() == before
+    made = await told("db", "restore", str(copy), "--replace", store=database)
+    assert Path(made["before"]).read_bytes() == before
+    assert await told("conversations", "list", store=database) == []
+    said = (await asyncio.to_thread(run, "db", "restore", str(copy), store="postgresql://weir@db/weir")).stderr
+    assert "PostgreSQL is restored by its own tools: pg_restore" in said
+
+
 @pytest.mark.requirement("R.67")
 async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Path) -> None:
     database = tmp_path / "w.db"
