@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.store.schema import exchanges
-from proxy.store.usage import adding, taken_in_days
+from proxy.store.usage import ADD_TO_DAYS
 from tests.functional.api import ADMIN
 from tests.functional.harness import COUNTER, RunningWeir, Talk, prose, weir
 from tests.upstream import SimulatorSettings
@@ -24,6 +24,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 ARGUMENTS = ("--no-sandbox", "--disable-background-networking", "--disable-dev-shm-usage", "--disable-gpu")
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 WINDOW = 8_192
+AT_ONCE = 10_000
 NAME = "migrate-axios"
 KEY, OTHER = "sk-test", "sk-other"
 YAML = """
@@ -136,7 +137,10 @@ def fill(site: Watched, *, conversations: int, requests: int, each: int = 0, apa
         file.execute("DELETE FROM usage_days")
     engine = sa.create_engine(f"sqlite:///{site.database}")
     with engine.begin() as connection:
-        connection.execute(adding(lambda dialect: taken_in_days(dialect, exchanges))["sqlite"])
+        for tenant in connection.scalars(sa.select(exchanges.c.tenant).distinct()).all():
+            ids = connection.scalars(sa.select(exchanges.c.id).where(exchanges.c.tenant == tenant)).all()
+            for start in range(0, len(ids), AT_ONCE):
+                connection.execute(ADD_TO_DAYS, {"of_tenant": tenant, "ids": ids[start : start + AT_ONCE]})
     engine.dispose()
 
 

@@ -378,7 +378,7 @@ def test_ten_thousand_made_up_names_leave_a_bounded_page_and_right_sums() -> Non
 @pytest.mark.requirement("P15", "A0.139")
 async def test_what_alert_rules_ask_for_an_increase_of_is_there_before_its_first_event(tmp_path: Path) -> None:
     """Prometheus takes a series that begins at 1 for one that has not grown."""
-    rules = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    rules = (Path(__file__).parents[2] / "deploy" / "rules.yml").read_text()
     asked = re.findall(r"increase\((\w+)(?:\{([^}]*)\})?\[", rules)
     assert len(asked) > 4
     store = f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"
