@@ -2,10 +2,10 @@
 
     python -m benchmarks.storage [--conversations N] [--requests M] [--json]
 
-N agents read Python's standard library file by file, a part of one with each request, through a real Weir in front of the
-simulator in a window of 16,384 tokens; every fourth conversation is a chat that never fills it. Shown are the bytes of
-the database file, its log brought in and free pages left out, over the number of requests; and the tables and indexes
-that they belong to, where SQLite can tell.
+N agents read Python's standard library file by file, a part of one with each request, through a real Weir in front of
+the simulator in a window of 16,384 tokens; every fourth conversation is a chat that never fills it. Shown are the bytes
+of the database file, its log brought in and free pages left out, over the number of requests; and the tables and
+indexes that they belong to, where SQLite can tell.
 """
 
 import argparse
