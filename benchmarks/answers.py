@@ -35,7 +35,7 @@ WAYS = ("weir", "tail", "unmanaged")
 
 
 def ask(port: int, messages: Chat) -> tuple[int, str, int, str]:
-    """Status, text of the answer or of the error, tokens of the request as the model server counts, Weir's actions."""
+    """Status, text of the answer or the error, tokens as the model server counts, and ``x-weir-tokens``."""
     body = {"model": "local", "messages": messages, "temperature": 0, "max_tokens": MAX_ANSWER, "cache_prompt": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -79,9 +79,9 @@ def measure(conversation: Mapping[str, Any], port: int, through: int, console: C
             history = newest(history, budget)  # once, so that the model server's cache serves all questions
         for probe in conversation["probes"]:
             sent = [*history, {"role": "user", "content": probe["question"] + BRIEFLY}]
-            status, text, tokens, told = ask(through if way == "weir" else port, sent)
+            status, text, tokens, header = ask(through if way == "weir" else port, sent)
             if way == "weir":
-                budget = max(budget, after(told))
+                budget = max(budget, after(header))
             right = status == 200 and is_right(text, probe.get("answer", probe["needles"]))
             rows.append({"conversation": name, "way": way, "question": probe["question"], "status": status,
                          "answer": text[:300], "right": right, "tokens": tokens})  # fmt: skip

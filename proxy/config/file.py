@@ -255,7 +255,7 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         "ingest.sub_agent_cap": "ingest.sub_agents has tokens by the name of a tool",
         "notes.extract": "notes.extract_from is the step from which on notes are taken",
         "notes.min_turns": "notes.extract_from is the step from which on notes are taken",
-        "recall.embeddings": "embeddings stands beside recall, not in it",
+        "recall.embeddings": "embeddings is a key of the policy",
         "summaries.in_place": "notes are always written apart from the conversation",
         "summaries.tokens_per_hour": "limit what the summariser's own key may spend at its provider",
     }
