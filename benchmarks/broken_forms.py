@@ -1,4 +1,6 @@
-"""The streams of three APIs in pieces, so that one can be broken anywhere: what is said, a tool call, each ending."""
+"""The streams of three APIs in pieces, so that one can be broken anywhere: what is said, a tool
+call, each ending.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,11 @@ class Ending:
     how: str = "cut"
 
 
-CUTS: Mapping[str, Ending] = {"cut": Ending(), "reset": Ending(how="reset"), "ended": Ending(how="end")}
+CUTS: Mapping[str, Ending] = {
+    "cut": Ending(),
+    "reset": Ending(how="reset"),
+    "ended": Ending(how="end"),
+}
 
 
 def told(message: str, kind: str, code: object, **more: object) -> bytes:
@@ -36,7 +42,13 @@ def chunk(text: str | None = None, *, finish: str | None = None, **delta: object
 
 
 def _chunk(choices: Sequence[object], **more: object) -> bytes:
-    value = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "sim", "choices": choices}
+    value = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "sim",
+        "choices": choices,
+    }
     return b"data: " + json.dumps({**value, **more}).encode() + b"\n\n"
 
 
@@ -60,17 +72,25 @@ class Chat:
 
     def tools(self, asked: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Name and parameters of each tool of a request."""
-        return [(t["function"]["name"], t["function"].get("parameters")) for t in asked.get("tools") or ()]
+        return [
+            (t["function"]["name"], t["function"].get("parameters"))
+            for t in asked.get("tools") or ()
+        ]
 
     def half(self, texts: Sequence[str]) -> list[bytes]:
         """An answer without its end; no texts: up to its first word."""
         return [chunk("", role="assistant"), *map(chunk, texts)]
 
     def call(self, name: str, arguments: Sequence[str], *, whole: bool) -> list[bytes]:
-        """A tool call whose arguments come in pieces; whole or not looks the same before the answer's end."""
+        """A tool call whose arguments come in pieces; whole or not looks the same before the
+        answer's end.
+        """
         function = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}}
         first = chunk(role="assistant", tool_calls=[{"index": 0, **function}])
-        return [first, *(chunk(tool_calls=[{"index": 0, "function": {"arguments": a}}]) for a in arguments)]
+        return [
+            first,
+            *(chunk(tool_calls=[{"index": 0, "function": {"arguments": a}}]) for a in arguments),
+        ]
 
     def whole(self, text: str) -> list[bytes]:
         """A stream with its proper end."""
@@ -78,8 +98,18 @@ class Chat:
 
     def plain(self, text: str) -> object:
         """The body of an answer that is no stream."""
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        value = {"id": "c", "object": "chat.completion", "created": 1, "model": "sim", "choices": [choice]}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
+        value = {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "sim",
+            "choices": [choice],
+        }
         return {**value, "usage": USED}
 
 
@@ -91,12 +121,20 @@ def _response(status: str, *output: object, **more: object) -> dict[str, object]
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 109,
     }
-    value = {"id": "resp_1", "object": "response", "created_at": 1, "model": "sim", "status": status}
+    value = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "model": "sim",
+        "status": status,
+    }
     return {**value, "output": output, "usage": usage if status == "completed" else None, **more}
 
 
 def _failed(code: str) -> bytes:
-    return named("response.failed", response=_response("failed", error={"code": code, "message": TODAY}))
+    return named(
+        "response.failed", response=_response("failed", error={"code": code, "message": TODAY})
+    )
 
 
 CREATED = named("response.created", response=_response("in_progress"))
@@ -115,26 +153,45 @@ class Responses:
 
     def tools(self, asked: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Name and parameters of each function of a request."""
-        return [(t["name"], t.get("parameters")) for t in asked.get("tools") or () if t.get("type") == "function"]
+        return [
+            (t["name"], t.get("parameters"))
+            for t in asked.get("tools") or ()
+            if t.get("type") == "function"
+        ]
 
     def half(self, texts: Sequence[str]) -> list[bytes]:
         """An answer without its end; no texts: up to its first word."""
-        part, place = {"type": "output_text", "text": "", "annotations": []}, {"output_index": 0, "content_index": 0}
+        part = {"type": "output_text", "text": "", "annotations": []}
+        place = {"output_index": 0, "content_index": 0}
         begin = [
             named("response.output_item.added", output_index=0, item=self._message("in_progress")),
             named("response.content_part.added", item_id="msg_1", **place, part=part),
         ]
-        said = [named("response.output_text.delta", item_id="msg_1", **place, delta=text) for text in texts]
+        said = [
+            named("response.output_text.delta", item_id="msg_1", **place, delta=text)
+            for text in texts
+        ]
         return [CREATED, *(begin if texts else ()), *said]
 
     def call(self, name: str, arguments: Sequence[str], *, whole: bool) -> list[bytes]:
-        """A tool call whose arguments come in pieces, with its own end if it is whole; the answer's is missing."""
-        item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": name, "arguments": ""}
+        """A tool call whose arguments come in pieces, with its own end if it is whole; the answer's
+        is missing.
+        """
+        item = {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": name,
+            "arguments": "",
+        }
         done = {**item, "arguments": "".join(arguments), "status": "completed"}
-        kind, place = "response.function_call_arguments.delta", {"item_id": "fc_1", "output_index": 0}
+        kind = "response.function_call_arguments.delta"
+        place = {"item_id": "fc_1", "output_index": 0}
         return [
             CREATED,
-            named("response.output_item.added", output_index=0, item={**item, "status": "in_progress"}),
+            named(
+                "response.output_item.added", output_index=0, item={**item, "status": "in_progress"}
+            ),
             *(named(kind, **place, delta=each) for each in arguments),
             *([named("response.output_item.done", output_index=0, item=done)] if whole else ()),
         ]
@@ -154,7 +211,13 @@ class Responses:
 
     def _message(self, status: str, text: str = "") -> dict[str, object]:
         content = [{"type": "output_text", "text": text, "annotations": []}] if text else []
-        return {"type": "message", "id": "msg_1", "status": status, "role": "assistant", "content": content}
+        return {
+            "type": "message",
+            "id": "msg_1",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
 
 def _refused(kind: str) -> bytes:
@@ -181,7 +244,9 @@ class Messages:
         return self._begin(type="text", text="") + said if texts else self._begin()
 
     def call(self, name: str, arguments: Sequence[str], *, whole: bool) -> list[bytes]:
-        """A tool call whose arguments come in pieces, with its own end if it is whole; the answer's is missing."""
+        """A tool call whose arguments come in pieces, with its own end if it is whole; the answer's
+        is missing.
+        """
         block = self._begin(type="tool_use", id="toolu_1", name=name, input={})
         said = [self._delta(type="input_json_delta", partial_json=each) for each in arguments]
         return [*block, *said, *([named("content_block_stop", index=0)] if whole else ())]
@@ -201,30 +266,50 @@ class Messages:
 
     def _begin(self, **block: object) -> list[bytes]:
         start = named("message_start", message=self._message(None))
-        return [start, named("content_block_start", index=0, content_block=block)] if block else [start]
+        return (
+            [start, named("content_block_start", index=0, content_block=block)]
+            if block
+            else [start]
+        )
 
     def _delta(self, **delta: object) -> bytes:
         return named("content_block_delta", index=0, delta=delta)
 
     def _message(self, reason: str | None, *content: object) -> dict[str, object]:
-        value = {"id": "msg_1", "type": "message", "role": "assistant", "model": "sim", "content": content}
+        value = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "sim",
+            "content": content,
+        }
         return {**value, "stop_reason": reason, "usage": {"input_tokens": 100, "output_tokens": 9}}
 
 
-SURFACES: Mapping[str, Chat | Responses | Messages] = {"chat": Chat(), "responses": Responses(), "messages": Messages()}
+SURFACES: Mapping[str, Chat | Responses | Messages] = {
+    "chat": Chat(),
+    "responses": Responses(),
+    "messages": Messages(),
+}
 COMMANDS = ("command", "cmd", "commands")
 COMMAND = "touch ran; echo the rest of it"
 
 
 def call_of(tools: Sequence[tuple[str, Any]], *, whole: bool) -> tuple[str, list[str]] | None:
-    """A call of the first tool that runs a command; if it is not whole, it ends in the middle of that command."""
+    """A call of the first tool that runs a command; if it is not whole, it ends in the middle of
+    that command.
+    """
     for name, schema in tools:
         known: dict[str, Any] = (schema or {}).get("properties", {})
         key = next((each for each in COMMANDS if each in known), None)
         if key is None:
             continue
         types = {"boolean": False, "integer": 1, "number": 1, "array": []}
-        others = {n: types.get(known.get(n, {}).get("type"), "x") for n in schema.get("required", ()) if n != key}
+        others = {
+            n: types.get(known.get(n, {}).get("type"), "x")
+            for n in schema.get("required", ())
+            if n != key
+        }
         listed = "array" in json.dumps(known[key])
         text = json.dumps({**others, key: [COMMAND] if listed else COMMAND})
         said = text if whole else text[: text.index(" of it")]

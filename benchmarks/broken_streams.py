@@ -1,9 +1,10 @@
-"""What real clients do when a stream breaks: each ending before each client, and whether the client goes on by itself.
+"""What real clients do when a stream breaks: each ending before each client, and whether the client
+goes on by itself.
 
-``python -m benchmarks.broken_streams --clients DIR`` runs what is installed in DIR (docs/clients.md says how; nothing
-is downloaded here) against a server that says half an answer, ends it in one of several ways, and answers whole after
-that. ``--unsaid`` breaks before the first word, ``--call half`` in the middle of a tool call's
-arguments, ``--call whole`` behind them.
+``python -m benchmarks.broken_streams --clients DIR`` runs what is installed in DIR (docs/clients.md
+says how; nothing is downloaded here) against a server that says half an answer, ends it in one of
+several ways, and answers whole after that. ``--unsaid`` breaks before the first word, ``--call
+half`` in the middle of a tool call's arguments, ``--call whole`` behind them.
 """
 
 import argparse
@@ -33,7 +34,9 @@ WHOLE = Ending(how="end")
 
 @dataclass(slots=True)
 class Run:
-    """What one client is given, and what it asked for: its main requests, which are those with tools if it has any."""
+    """What one client is given, and what it asked for: its main requests, which are those with
+    tools if it has any.
+    """
 
     surface: str
     ending: Ending
@@ -43,7 +46,9 @@ class Run:
 
 @dataclass(slots=True)
 class Server:
-    """Answers ``/RUN/v1/…``; the first main request of a run gets half an answer, or half a tool call."""
+    """Answers ``/RUN/v1/…``; the first main request of a run gets half an answer, or half a tool
+    call.
+    """
 
     port: int = 0
     halves: Sequence[str] = HALF
@@ -78,7 +83,8 @@ class Server:
         if method != "POST" or not path.split("?")[0].endswith(SURFACES[run.surface].route):
             answer(writer, {"object": "list", "data": [{"id": "sim", "object": "model"}]}, method)
             return True
-        asked, surface = json.loads(body), SURFACES[run.surface]
+        asked = json.loads(body)
+        surface = SURFACES[run.surface]
         main = bool(asked.get("tools")) or not run.tools
         if main:
             run.asked.append(body)
@@ -86,7 +92,8 @@ class Server:
             answer(writer, surface.plain(FINAL), method)
             return True
         writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream;"
+            b" charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         first = main and len(run.asked) == 1
         for data in self._half(run, asked) if first else surface.whole(FINAL):
@@ -121,7 +128,10 @@ class Server:
 def answer(writer: asyncio.StreamWriter, value: object, method: str) -> None:
     """Write an answer that is no stream."""
     data = json.dumps(value).encode()
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data))
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(data)
+    )
     writer.write(b"" if method == "HEAD" else data)
 
 
@@ -140,8 +150,15 @@ async def chunked(reader: asyncio.StreamReader) -> bytes:
 
 
 ASK = "Say what the answer is."
-SHELL_SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
-SHELL = {"type": "function", "function": {"name": "shell", "description": "Run it", "parameters": SHELL_SCHEMA}}
+SHELL_SCHEMA = {
+    "type": "object",
+    "properties": {"command": {"type": "string"}},
+    "required": ["command"],
+}
+SHELL = {
+    "type": "function",
+    "function": {"name": "shell", "description": "Run it", "parameters": SHELL_SCHEMA},
+}
 PY = f"""
 import asyncio, json, sys
 ASKED, TOOLS = [{{"role": "user", "content": "hi"}}], [{SHELL}]
@@ -197,7 +214,10 @@ print(agent.invoke({"messages": ASKED})["messages"][-1].content)
 """
 PY_DEEPAGENTS_RETRY = PY_DEEPAGENTS.replace(
     "tools=[shell]", "tools=[shell], middleware=[ModelRetryMiddleware()]"
-).replace("from deepagents", "from langchain.agents.middleware import ModelRetryMiddleware\nfrom deepagents")
+).replace(
+    "from deepagents",
+    "from langchain.agents.middleware import ModelRetryMiddleware\nfrom deepagents",
+)
 PY_LITELLM = """
 import litellm
 base = sys.argv[1]
@@ -352,7 +372,9 @@ def opencode(base: str) -> str:
                     "npm": "@ai-sdk/openai-compatible",
                     "name": "weir",
                     "options": {"baseURL": base, "apiKey": "k"},
-                    "models": {"sim": {"name": "sim", "limit": {"context": 128000, "output": 4096}}},
+                    "models": {
+                        "sim": {"name": "sim", "limit": {"context": 128000, "output": 4096}}
+                    },
                 }
             },
         }
@@ -361,7 +383,14 @@ def opencode(base: str) -> str:
 
 def continue_(base: str) -> str:
     """A configuration with one model."""
-    model = {"name": "sim", "provider": "openai", "model": "sim", "apiBase": base, "apiKey": "k", "roles": ["chat"]}
+    model = {
+        "name": "sim",
+        "provider": "openai",
+        "model": "sim",
+        "apiBase": base,
+        "apiKey": "k",
+        "roles": ["chat"],
+    }
     return json.dumps({"name": "t", "version": "0.0.1", "schema": "v1", "models": [model]})
 
 
@@ -453,7 +482,13 @@ CLIENTS: Mapping[str, Client] = {
         tools=True,
     ),
     "continue": Client(
-        lambda root, _: (*bin_of(root, "continuedev-cli", "cn"), "--config", "config.yaml", "-p", ASK),
+        lambda root, _: (
+            *bin_of(root, "continuedev-cli", "cn"),
+            "--config",
+            "config.yaml",
+            "-p",
+            ASK,
+        ),
         lambda base: {"work/config.yaml": continue_(base)},
         lambda _: {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_ENABLE_TELEMETRY": "0"},
         tools=True,
@@ -496,7 +531,10 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "claude-code": Client(
         lambda root, _: (
-            str(root / "anthropic-ai-claude-code/node_modules/@anthropic-ai/claude-code-linux-x64/claude"),
+            str(
+                root
+                / "anthropic-ai-claude-code/node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+            ),
             "-p",
             ASK,
             "--allowedTools",
@@ -525,24 +563,39 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Whether the client went on, told its user of an error, or took half an answer for a whole one."""
+        """Whether the client went on, told its user of an error, or took half an answer for a whole
+        one.
+        """
         requests = len(self.asked)
         if requests == 0:
             return "never asked"
         ran = "RAN, " if self.ran else ""
-        kept = ", half kept" if any(half in body for body in self.asked[1:] for half in KEPT) else ""
+        kept = (
+            ", half kept" if any(half in body for body in self.asked[1:] for half in KEPT) else ""
+        )
         if requests > 1 and MARK in self.output:
             return f"{ran}goes on ({requests}){kept}"
         if self.code is None:
             return f"{ran}hangs ({requests}){kept}"
-        return f"{ran}error ({requests})" if self.code or "RAISED" in self.output else f"{ran}exit 0 ({requests}){kept}"
+        return (
+            f"{ran}error ({requests})"
+            if self.code or "RAISED" in self.output
+            else f"{ran}exit 0 ({requests}){kept}"
+        )
 
 
 async def run(server: Server, root: Path, name: str, ending: str) -> Result:
     """One client in front of one ending."""
-    client, key = CLIENTS[name], f"r{len(server.runs)}"
-    server.runs[key] = given = Run(client.surface, SURFACES[client.surface].endings[ending], client.tools)
-    base = f"http://127.0.0.1:{server.weir}/v1" if server.weir else f"http://127.0.0.1:{server.port}/{key}/v1"
+    client = CLIENTS[name]
+    key = f"r{len(server.runs)}"
+    server.runs[key] = given = Run(
+        client.surface, SURFACES[client.surface].endings[ending], client.tools
+    )
+    base = (
+        f"http://127.0.0.1:{server.weir}/v1"
+        if server.weir
+        else f"http://127.0.0.1:{server.port}/{key}/v1"
+    )
     with tempfile.TemporaryDirectory(prefix="weir-client-", ignore_cleanup_errors=True) as home:
         folder = Path(home) / "work"
         folder.mkdir()
@@ -568,7 +621,9 @@ async def run(server: Server, root: Path, name: str, ending: str) -> Result:
     return Result(given.asked, code, output, ran)
 
 
-async def execute(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int | None, str]:
+async def execute(
+    command: Sequence[str], folder: Path, env: Mapping[str, str]
+) -> tuple[int | None, str]:
     """Exit code (None where it did not come to its end) and what was printed."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -600,14 +655,18 @@ def newest(body: bytes) -> str:
     """The end of the conversation that a request holds."""
     asked = json.loads(body)
     said = asked.get("messages") or asked.get("input")
-    return f"stream {asked.get('stream')}: " + "".join(json.dumps(each)[-400:] + "\n" for each in said[-3:])
+    return f"stream {asked.get('stream')}: " + "".join(
+        json.dumps(each)[-400:] + "\n" for each in said[-3:]
+    )
 
 
 async def compare(server: Server, given: argparse.Namespace) -> None:
     """Each client that is asked for before each ending."""
     for name in given.only.split(",") if given.only else CLIENTS:
         endings = SURFACES[CLIENTS[name].surface].endings
-        for ending in [each for each in endings if not given.endings or each in given.endings.split(";")]:
+        for ending in [
+            each for each in endings if not given.endings or each in given.endings.split(";")
+        ]:
             result = await run(server, given.clients.resolve(), name, ending)
             print(
                 f"{name:22} {ending:26} {result.verdict:28}",

@@ -1,9 +1,11 @@
-"""The extract as a compactor of the compaction conformance kit, a package that is no dependency of this project.
+"""The extract as a compactor of the compaction conformance kit, a package that is no dependency of
+this project.
 
     compaction-kit benchmark --spec benchmarks/conformance.py:Compactor --budgets 10%,20%,30%
 
-The kit compacts a session five times over, each time from the last output. As in the product the originals are kept,
-so a round that brings nothing new gives the same text again. Budgets are characters, four to a token.
+The kit compacts a session five times over, each time from the last output. As in the product the
+originals are kept, so a round that brings nothing new gives the same text again. Budgets are
+characters, four to a token.
 """
 
 from collections.abc import Sequence
@@ -53,7 +55,9 @@ class Compactor:
         self._kept: tuple[Turn, ...] = ()
         self._last: str | None = None
 
-    def compact(self, turns: Sequence[Turn], round_num: int = 1, budget_chars: int | None = None) -> Compacted:
+    def compact(
+        self, turns: Sequence[Turn], round_num: int = 1, budget_chars: int | None = None
+    ) -> Compacted:
         """The session within ``budget_chars``."""
         if len(turns) != 1 or turns[0].text != self._last:
             self._kept = tuple(turns)

@@ -1,10 +1,12 @@
-"""What managing costs beside not managing: recorded and generated conversations played through `balanced`.
+"""What managing costs beside not managing: recorded and generated conversations played through
+`balanced`.
 
     python -m benchmarks.cost [--data DIR] [--json] [--set NAME]
 
-Requests are planned in this process without a model and priced as a provider with a prompt cache does: 0.1 for a
-token read from the cache, 1.25 for one written to it. Cost is cumulative, against the same requests unmanaged in a
-window that is large enough. Results are also written to ``benchmarks/results/cost.json``.
+Requests are planned in this process without a model and priced as a provider with a prompt cache
+does: 0.1 for a token read from the cache, 1.25 for one written to it. Cost is cumulative, against
+the same requests unmanaged in a window that is large enough. Results are also written to
+``benchmarks/results/cost.json``.
 """
 
 import argparse
@@ -66,7 +68,11 @@ TOOL = {
     "function": {
         "name": "read_file",
         "description": "Read a file of the project.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+        },
     },
 }
 
@@ -75,8 +81,9 @@ TOOL = {
 class Plan:
     """One row: which conversations, in which window, and what it should come to.
 
-    ``batches`` is a bound per conversation, ``reuse`` a lower bound, ``peak`` an upper bound of the cumulative cost
-    from the first batch on, ``final`` one of the cost at the end, both against unmanaged.
+    ``batches`` is a bound per conversation, ``reuse`` a lower bound, ``peak`` an upper bound of the
+    cumulative cost from the first batch on, ``final`` one of the cost at the end, both against
+    unmanaged.
     """
 
     name: str
@@ -92,7 +99,8 @@ def prose(count: int, *, seed: int) -> str:
     """``count`` words, some of them numbers; the same seed gives the same text."""
     rng = random.Random(seed)
     return " ".join(
-        rng.choice(WORDS) + (f" {rng.randint(10, 9999)}" if rng.random() < 0.2 else "") for _ in range(count)
+        rng.choice(WORDS) + (f" {rng.randint(10, 9999)}" if rng.random() < 0.2 else "")
+        for _ in range(count)
     )
 
 
@@ -100,7 +108,10 @@ def opening(seed: int) -> list[dict[str, Any]]:
     """System rules and the task."""
     return [
         {"role": "system", "content": "You are a careful coding agent. " + prose(60, seed=seed)},
-        {"role": "user", "content": "Migrate the project from axios to fetch. " + prose(60, seed=seed + 1)},
+        {
+            "role": "user",
+            "content": "Migrate the project from axios to fetch. " + prose(60, seed=seed + 1),
+        },
     ]
 
 
@@ -110,8 +121,16 @@ def agent_loop(steps: int, *, words: int, name: str) -> Recording:
     for number in range(steps):
         call = {"id": f"call_{number}", "type": "function"}
         function = {"name": "read_file", "arguments": f'{{"path": "src/module_{number}.py"}}'}
-        messages.append({"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]})
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": prose(words, seed=1000 + number)})
+        messages.append(
+            {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]}
+        )
+        messages.append(
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "content": prose(words, seed=1000 + number),
+            }
+        )
     return recording_of(messages[:-1], name=name, tools=[TOOL])
 
 
@@ -125,14 +144,20 @@ def chat(turns: int, *, name: str) -> Recording:
 
 
 def chained(recordings: Sequence[Recording], *, name: str) -> Recording:
-    """Several recordings as one session: the system message once, ids of tool calls made unique, facts moved along."""
+    """Several recordings as one session: the system message once, ids of tool calls made unique,
+    facts moved along.
+    """
     messages: list[Mapping[str, object]] = []
     facts: list[Fact] = []
     for number, recording in enumerate(recordings):
         skipped = 1 if number and recording.values[0]["role"] == "system" else 0
         shift = len(messages) - skipped
         facts += [
-            Fact(needles=f.needles, needed_at=tuple(i + shift for i in f.needed_at), superseded=f.superseded)
+            Fact(
+                needles=f.needles,
+                needed_at=tuple(i + shift for i in f.needed_at),
+                superseded=f.superseded,
+            )
             for f in recording.facts
         ]
         messages += [_renamed(value, number) for value in recording.values[skipped:]]
@@ -149,18 +174,25 @@ def _renamed(message: Mapping[str, object], number: int) -> Mapping[str, object]
     return value
 
 
-def recorded(file: str, *, at_once: int = 1, most: int | None = None) -> Callable[[Path], Iterator[Recording]]:
-    """The conversations of a set, ``at_once`` of them chained to one session; nothing where the file is missing."""
+def recorded(
+    file: str, *, at_once: int = 1, most: int | None = None
+) -> Callable[[Path], Iterator[Recording]]:
+    """The conversations of a set, ``at_once`` of them chained to one session; nothing where the
+    file is missing.
+    """
 
     def read(data: Path) -> Iterator[Recording]:
-        path, waiting, made = data / f"{file}.jsonl", list[Recording](), 0
+        path = data / f"{file}.jsonl"
+        waiting = list[Recording]()
+        made = 0
         if not path.exists():
             return
         for place in read_recordings(path):
             waiting.append(place.recording)
             if len(waiting) == at_once:
                 yield waiting[0] if at_once == 1 else chained(waiting, name=f"{file}-{made}")
-                waiting, made = [], made + 1
+                waiting = []
+                made = made + 1
                 if most is not None and made >= most:
                     return
 
@@ -189,8 +221,17 @@ PLANS: tuple[Plan, ...] = (
         reuse=0.82,
         peak=1.10,
     ),
-    Plan(name="tau airline, 10 customers chained", window=8_192, source=recorded("tau_airline", at_once=10), peak=1.10),
-    Plan(name="tau airline, 10 customers chained", window=32_768, source=recorded("tau_airline", at_once=10)),
+    Plan(
+        name="tau airline, 10 customers chained",
+        window=8_192,
+        source=recorded("tau_airline", at_once=10),
+        peak=1.10,
+    ),
+    Plan(
+        name="tau airline, 10 customers chained",
+        window=32_768,
+        source=recorded("tau_airline", at_once=10),
+    ),
     Plan(name="swe agent", window=8_192, source=recorded("swe_agent"), peak=1.10),
     Plan(name="swe agent, all chained", window=32_768, source=recorded("swe_agent", at_once=9)),
     Plan(
@@ -235,7 +276,9 @@ def play(plan: Plan, data: Path, counter: TextCounter) -> Row | None:
     worst = 0
     for recording in plan.source(data):
         script = Script(recording, counter=counter, model="")
-        _, window, managed = asyncio.run(played(script, (ContextSettings(),), conditions, PRICES)).values()
+        _, window, managed = asyncio.run(
+            played(script, (ContextSettings(),), conditions, PRICES)
+        ).values()
         sliding.add(window)
         total.add(managed)
         worst = max(worst, managed.batches)
@@ -274,29 +317,34 @@ def values(row: Row) -> dict[str, object]:
 
 def line(row: Row) -> str:
     """One row for people."""
-    tally, kept = row.tally, row.tally.retention
+    tally = row.tally
+    kept = row.tally.retention
     held = f"{kept.kept / kept.needed:.1%}" if kept.needed else "-"
     return (
-        f"{row.plan.name:52} {row.plan.window:>7,} {tally.requests:>5} {tally.fit:>5} {tally.batches:>4} "
-        f"{100 * tally.batches / tally.requests:>5.1f} {tally.reuse:>6.1%} {tally.peak or 1.0:>5.2f} "
-        f"{tally.ratio:>5.2f} {tally.against_sliding:>7.2f} {held:>7} {1000 * tally.seconds / tally.requests:>6.1f}  "
-        f"{'; '.join(row.missed) or 'met'}"
+        f"{row.plan.name:52} {row.plan.window:>7,} {tally.requests:>5} {tally.fit:>5}"
+        f" {tally.batches:>4} {100 * tally.batches / tally.requests:>5.1f} {tally.reuse:>6.1%}"
+        f" {tally.peak or 1.0:>5.2f} {tally.ratio:>5.2f} {tally.against_sliding:>7.2f} {held:>7}"
+        f" {1000 * tally.seconds / tally.requests:>6.1f}  {'; '.join(row.missed) or 'met'}"
     )
 
 
 HEADER = (
-    f"{'set':52} {'window':>7} {'reqs':>5} {'fit':>5} {'bat.':>4} {'/100':>5} {'reuse':>6} {'peak':>5} {'cost':>5} "
-    f"{'sliding':>7} {'facts':>7} {'ms':>6}  targets"
+    f"{'set':52} {'window':>7} {'reqs':>5} {'fit':>5} {'bat.':>4} {'/100':>5} {'reuse':>6}"
+    f" {'peak':>5} {'cost':>5} {'sliding':>7} {'facts':>7} {'ms':>6}  targets"
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; exit 0, a missed target is shown and is no error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=default_data())
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--set", dest="name", help="only the sets whose name contains this")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON is written as well")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="where the JSON is written as well"
+    )
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer()
     counter = tokenizer.counter("o200k_base")

@@ -5,7 +5,12 @@ from html import escape
 
 from proxy.dashboard.charts import scale
 
-WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP = 760, 420, 60, 44, 190, 34
+WIDTH = 760
+HEIGHT = 420
+LEFT = 60
+BOTTOM = 44
+RIGHT = 190
+TOP = 34
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a", "#bf3989", "#0a7ea4")
 
 
@@ -37,8 +42,13 @@ def _axes(ticks: Sequence[float], title: str) -> Iterator[str]:
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>{_text(LEFT, 18, title)}'
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _y(share)
-        yield f'<path d="M{LEFT},{y:.1f} H{WIDTH - RIGHT}" stroke="#d0d7de"/>{_text(12, y + 4, f"{share:.0%}")}'
-    yield from (_text(_x(tick, ticks[-1]) - 12, HEIGHT - BOTTOM + 18, f"{tick:,.0f}") for tick in ticks)
+        yield (
+            f'<path d="M{LEFT},{y:.1f} H{WIDTH - RIGHT}"'
+            f' stroke="#d0d7de"/>{_text(12, y + 4, f"{share:.0%}")}'
+        )
+    yield from (
+        _text(_x(tick, ticks[-1]) - 12, HEIGHT - BOTTOM + 18, f"{tick:,.0f}") for tick in ticks
+    )
     yield _text(LEFT, HEIGHT - 8, "mean tokens sent")
 
 

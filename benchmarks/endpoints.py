@@ -14,7 +14,8 @@ from benchmarks.processes import Cores, Running, companion, weir
 from benchmarks.speed import CONNECTIONS, WINDOW
 
 CASES = ("agent", "responses", "messages")
-SEEN, MEASURED = 4, 15
+SEEN = 4
+MEASURED = 15
 """Requests of each conversation, together fewer than it has."""
 PATIENCE = 60.0
 MAX_RATIO = 1.2
@@ -22,7 +23,12 @@ MAX_RATIO = 1.2
 
 def cost(case: str, turn: int, tested: Running, load: Running) -> float:
     """CPU milliseconds a request. Raises RuntimeError where an answer was wrong."""
-    job = {"name": f"turn {turn}", "case": case, "connections": CONNECTIONS[case], "port": tested.port}
+    job = {
+        "name": f"turn {turn}",
+        "case": case,
+        "connections": CONNECTIONS[case],
+        "port": tested.port,
+    }
     load.ask({**job, "seconds": PATIENCE, "most": SEEN})
     tested.settle()
     before = tested.cpu()
@@ -35,7 +41,9 @@ def cost(case: str, turn: int, tested: Running, load: Running) -> float:
 
 def main() -> int:
     """Print a line for each endpoint; 1 where one is above :data:`MAX_RATIO`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
     cores = Cores.split()
@@ -44,11 +52,15 @@ def main() -> int:
         with (
             companion("stub", name="direct", cores=cores.others, home=place) as stub,
             companion("load", name="load", cores=cores.others, home=place) as load,
-            weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place) as tested,
+            weir(
+                "weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place
+            ) as tested,
         ):
             for case in CASES:
                 cost(case, -1, tested, load)  # nothing of a first one is warm
-            turns = [{case: cost(case, turn, tested, load) for case in CASES} for turn in range(rounds)]
+            turns = [
+                {case: cost(case, turn, tested, load) for case in CASES} for turn in range(rounds)
+            ]
     ratios = {case: median(turn[case] / turn["agent"] for turn in turns) for case in CASES}
     for case, ratio in ratios.items():
         print(f"{case:10} {median(turn[case] for turn in turns):7.2f} ms {ratio:6.2f} times chat")

@@ -1,8 +1,10 @@
-"""The floor: a relay that does nothing. Starlette in front, aiohttp behind, one worker, streaming both ways.
+"""The floor: a relay that does nothing. Starlette in front, aiohttp behind, one worker, streaming
+both ways.
 
     python -m benchmarks.floor --upstream http://127.0.0.1:9000
 
-Prints ``{"port": N}`` once it listens. It is written to be cheap, so that what is compared with it is not flattered.
+Prints ``{"port": N}`` once it listens. It is written to be cheap, so that what is compared with it
+is not flattered.
 """
 
 import argparse
@@ -20,7 +22,9 @@ from starlette.routing import Route
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-NOT_RELAYED = frozenset({b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"})
+NOT_RELAYED = frozenset(
+    {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
+)
 READ_BUFFER = 1 << 17
 
 
@@ -80,13 +84,21 @@ async def _parts(first: MutableMapping[str, Any], receive: Receive) -> AsyncIter
 
 def main() -> None:
     """Serve until a signal."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description="A relay that does nothing.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.floor", description="A relay that does nothing."
+    )
     parser.add_argument("--upstream", required=True, metavar="URL", help="scheme, host and port")
     relay = Relay(parser.parse_args().upstream.rstrip("/"))
     app = Starlette(lifespan=relay.lifespan, routes=[Route("/{rest:path}", relay)])
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     config = uvicorn.Config(
-        app, loop="uvloop", http="httptools", access_log=False, log_level="warning", server_header=False, ws="none"
+        app,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        ws="none",
     )
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     uvicorn.Server(config).run([listener])

@@ -32,20 +32,34 @@ def profile(case: str, *, seconds: float, top: int, keep: Path | None, console: 
             companion("stub", name="direct", cores=cores.others, home=place) as stub,
             companion("load", name="load", cores=cores.others, home=place) as load,
             weir(
-                "weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, profile=("stacks", out)
+                "weir",
+                upstream=stub.port,
+                window=WINDOW,
+                cores=cores.tested,
+                home=place,
+                profile=("stacks", out),
             ) as tested,
         ):
-            job = {"name": "weir", "case": case, "connections": CONNECTIONS[case], "port": tested.port}
+            job = {
+                "name": "weir",
+                "case": case,
+                "connections": CONNECTIONS[case],
+                "port": tested.port,
+            }
             load.ask({**job, "seconds": WARM_UP})
             with tested.profiled(out):
-                before, threads = tested.cpu(), _threads(tested)
+                before = tested.cpu()
+                threads = _threads(tested)
                 report = load.ask({**job, "seconds": seconds})
                 tested.settle()
                 spent = tested.cpu() - before
-                used = {name: used - threads.get(name, 0.0) for name, used in _threads(tested).items()}
+                used = {
+                    name: used - threads.get(name, 0.0) for name, used in _threads(tested).items()
+                }
         requests = max(1, report["requests"])
         console.rule(
-            f"{case}: {requests} requests, {report['failed']} wrong, {1000 * spent / requests:.3f} CPU ms each"
+            f"{case}: {requests} requests, {report['failed']} wrong, {1000 * spent / requests:.3f}"
+            " CPU ms each"
         )
         stacks = _read(out)
         _show(stacks, requests, 1000 * spent / requests, used, top=top, console=console)
@@ -65,19 +79,29 @@ def _show(
     main = cost - 1000 * others / requests
     console.print(
         "threads, ms per request: "
-        + ", ".join(f"{n} {1000 * u / requests:.3f}" for n, u in sorted(threads.items(), key=lambda t: -t[1]) if u > 0)
+        + ", ".join(
+            f"{n} {1000 * u / requests:.3f}"
+            for n, u in sorted(threads.items(), key=lambda t: -t[1])
+            if u > 0
+        )
     )
-    lines, inside = Counter[str](), Counter[str]()
+    lines = Counter[str]()
+    inside = Counter[str]()
     for stack, count in stacks.items():
         leaf = stack[-1].rsplit(":", 3)
         lines[f"{_short(leaf[0])}:{leaf[3]}  {leaf[1]}"] += count
         for name in {":".join(_parts(frame)) for frame in stack}:
             inside[name] += count
-    for title, counts in (("by line, without what it calls", lines), ("by function, with what it calls", inside)):
+    for title, counts in (
+        ("by line, without what it calls", lines),
+        ("by function, with what it calls", inside),
+    ):
         table = Table(title=title)
         for name in ("share", "us per request", "where"):
             table.add_column(name, justify="left" if name == "where" else "right", no_wrap=True)
-        below = [(name, count) for name, count in counts.most_common() if count < EVERYWHERE * total]
+        below = [
+            (name, count) for name, count in counts.most_common() if count < EVERYWHERE * total
+        ]
         for name, count in below[:top]:
             share = count / total
             table.add_row(f"{share:.1%}", f"{1000 * share * main:.1f}", name)
@@ -106,7 +130,11 @@ def _threads(running: Running) -> dict[str, float]:
     """CPU seconds of each thread; the main one is called ``main``."""
     used: dict[str, float] = {}
     for task in Path(f"/proc/{running.pid}/task").iterdir():
-        name = "main" if task.name == str(running.pid) else f"{(task / 'comm').read_text().strip()}-{task.name}"
+        name = (
+            "main"
+            if task.name == str(running.pid)
+            else f"{(task / 'comm').read_text().strip()}-{task.name}"
+        )
         used[name] = int((task / "schedstat").read_text().split()[0]) / 1e9
     return used
 
@@ -118,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cases", default=",".join(CASES), help=f"of {','.join(CASES)}; all by default")
+    parser.add_argument(
+        "--cases", default=",".join(CASES), help=f"of {','.join(CASES)}; all by default"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each is sampled (4)")
     parser.add_argument("--top", type=int, default=25, help="rows of each table (25)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the collapsed stacks here")

@@ -2,8 +2,9 @@
 
     python -m benchmarks.load
 
-Reads one job as JSON from each line of its input and answers each with one line: what was measured. Conversations
-live as long as the process, so that a job goes on where the last one with the same ``name`` stopped.
+Reads one job as JSON from each line of its input and answers each with one line: what was measured.
+Conversations live as long as the process, so that a job goes on where the last one with the same
+``name`` stopped.
 """
 
 import argparse
@@ -66,7 +67,9 @@ def percentile(values: list[float], share: float) -> float | None:
 class Connection(asyncio.Protocol):
     """One connection that sends the next request when it has the answer to the last one."""
 
-    def __init__(self, make: Source, tally: Tally, *, until: float, most: int | None = None) -> None:
+    def __init__(
+        self, make: Source, tally: Tally, *, until: float, most: int | None = None
+    ) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._make = make
         self._tally = tally
@@ -125,7 +128,8 @@ class Connection(asyncio.Protocol):
             self._answered(bytes(self._body))
 
     def _dechunk(self) -> bool:
-        buffer, start = self._buffer, 0
+        buffer = self._buffer
+        start = 0
         while (end := buffer.find(b"\r\n", start)) >= 0:
             size = int(buffer[start:end], 16)
             if len(buffer) < end + size + 4:
@@ -140,7 +144,8 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, body: bytes) -> None:
         assert self._request is not None
-        tally, now = self._tally, perf_counter()
+        tally = self._tally
+        now = perf_counter()
         tally.latencies.append(now - self._sent)
         if self._first is not None:
             tally.first_bytes.append(self._first)
@@ -148,9 +153,14 @@ class Connection(asyncio.Protocol):
         if status != b"200":
             tally.fail(f"status {status.decode()}: {body[:200].decode('utf-8', 'replace')}")
         elif body != self._request.expected:
-            tally.fail(f"another body than expected, {len(body)} bytes: {body[:200].decode('utf-8', 'replace')}")
+            tally.fail(
+                f"another body than expected, {len(body)} bytes:"
+                f" {body[:200].decode('utf-8', 'replace')}"
+            )
         elif _field(self._head, b"x-weir-actions") not in (b"", b"none"):
-            tally.fail(f"something was done to it: {_field(self._head, b'x-weir-actions').decode()}")
+            tally.fail(
+                f"something was done to it: {_field(self._head, b'x-weir-actions').decode()}"
+            )
         elif not tally.seen:
             tally.seen.update(
                 (name.decode(), value.strip().decode())
@@ -161,7 +171,9 @@ class Connection(asyncio.Protocol):
 
 
 class Pulse(asyncio.Protocol):
-    """Asks for ``/healthz`` all the time: how long that takes tells how long the event loop was held."""
+    """Asks for ``/healthz`` all the time: how long that takes tells how long the event loop was
+    held.
+    """
 
     def __init__(self, pause: float = 0.002) -> None:
         self.waits: list[float] = []
@@ -191,7 +203,9 @@ class Pulse(asyncio.Protocol):
 
 
 def _prepared(make: Source, count: int) -> Source:
-    """The next ``count`` requests, made beforehand so that making them delays nothing that is measured."""
+    """The next ``count`` requests, made beforehand so that making them delays nothing that is
+    measured.
+    """
     return iter([make() for _ in range(count)]).__next__
 
 
@@ -203,14 +217,16 @@ def _field(head: bytes, name: bytes) -> bytes:
 async def run(job: dict[str, Any], known: dict[tuple[Any, ...], Source]) -> dict[str, Any]:
     """What one job measured."""
     loop = asyncio.get_running_loop()
-    case, messages = job["case"], job.get("messages", MESSAGES)
+    case = job["case"]
+    messages = job.get("messages", MESSAGES)
     sources = []
     for seed in range(job["connections"]):
         key = (job["name"], case, messages, seed)
         if key not in known:
             known[key] = source(case, seed=seed, messages=messages)
         sources.append(_prepared(known[key], job["most"]) if job.get("most") else known[key])
-    tally, until = Tally(), perf_counter() + job["seconds"]
+    tally = Tally()
+    until = perf_counter() + job["seconds"]
     pulse = None
     if job.get("pulse"):
         _, pulse = await loop.create_connection(Pulse, "127.0.0.1", job["port"])
@@ -233,7 +249,9 @@ async def run(job: dict[str, Any], known: dict[tuple[Any, ...], Source]) -> dict
 
 def main() -> None:
     """Do jobs until the input ends."""
-    argparse.ArgumentParser(prog="python -m benchmarks.load", description="The load generator.").parse_args()
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.load", description="The load generator."
+    ).parse_args()
     known: dict[tuple[Any, ...], Source] = {}
 
     async def jobs() -> None:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.memory [--data DIR] [--most N] [--seconds S] [--json]
 
-The first table plays recorded conversations in a window of a quarter of each, with one layer that may ask a model and
-the compaction behind it; the summariser is the simulator's, which copies lines out of its material. Shown are requests
-that fit, batches, questions, tokens asked and answered, how many times shorter what was condensed became, facts in the
-window when they were needed (with a model and without), and what the archive could give back. The second table is a
-chat through a real Weir on real ports whose summariser takes S seconds, with and without preparation.
+The first table plays recorded conversations in a window of a quarter of each, with one layer that
+may ask a model and the compaction behind it; the summariser is the simulator's, which copies lines
+out of its material. Shown are requests that fit, batches, questions, tokens asked and answered, how
+many times shorter what was condensed became, facts in the window when they were needed (with a
+model and without), and what the archive could give back. The second table is a chat through a real
+Weir on real ports whose summariser takes S seconds, with and without preparation.
 """
 
 import argparse
@@ -92,7 +93,10 @@ class Model:
             return Failed("no_model")
         request: dict[str, object] = {
             "model": "summariser",
-            "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
+            "messages": [
+                {"role": "system", "content": effect.system},
+                {"role": "user", "content": effect.prompt},
+            ],
         }
         if effect.schema:
             schema = {"name": "notes", "strict": True, "schema": dict(effect.schema)}
@@ -105,14 +109,19 @@ class Model:
         return Summary(text)
 
 
-async def play(script: Script, settings: ContextSettings, conditions: Conditions, model: Model | None) -> Row:
+async def play(
+    script: Script, settings: ContextSettings, conditions: Conditions, model: Model | None
+) -> Row:
     """One conversation, request by request, as Weir plans and prepares it."""
-    row, archived = Row(), set[int]()
+    row = Row()
+    archived = set[int]()
     async with store_in_memory() as store:
         scenario = Managed(settings, conditions, store, ask=model)
         await _play(script, scenario, row, archived)
     if model is not None:
-        row.questions, row.asked, row.answered = model.questions, model.asked, model.answered
+        row.questions = model.questions
+        row.asked = model.asked
+        row.answered = model.answered
     return row
 
 
@@ -128,7 +137,9 @@ async def _play(script: Script, scenario: Managed, row: Row, archived: set[int])
         for report in sent.decision.trail if sent.decision is not None else ():
             row.original += sum(each.original_tokens for each in report.condensed if report.kept)
             row.condensed += sum(each.compressed_tokens for each in report.condensed if report.kept)
-        kept: Retention = judge(script, request.facts, length=request.length, sent=sent.pieces, archived=archived)
+        kept: Retention = judge(
+            script, request.facts, length=request.length, sent=sent.pieces, archived=archived
+        )
         row.needed += kept.needed
         row.kept += kept.kept
         row.recoverable += kept.recoverable
@@ -139,33 +150,44 @@ def added(rows: Sequence[Row]) -> Row:
     return Row(**{name: sum(getattr(row, name) for row in rows) for name in asdict(Row())})
 
 
-def strategies(data: Path, *, most: int, counter: TextCounter) -> dict[str, dict[str, dict[str, object]]]:
+def strategies(
+    data: Path, *, most: int, counter: TextCounter
+) -> dict[str, dict[str, dict[str, object]]]:
     """Every strategy on every set, with and without a model; printed as it goes."""
     found: dict[str, dict[str, dict[str, object]]] = {}
     for name, read in SETS.items():
-        scripts = [Script(recording, counter=counter, model="") for recording in islice(read(data), most)]
+        scripts = [
+            Script(recording, counter=counter, model="") for recording in islice(read(data), most)
+        ]
         if not scripts:
             continue
         print(f"\n{name}: {len(scripts)} conversations")
         print(
-            f"{'strategy':22} {'fit':>9} {'batches':>7} {'questions':>9} {'asked':>8} {'answered':>8} {'ratio':>6} "
-            f"{'facts':>6} {'plain':>6} {'archive':>7}"
+            f"{'strategy':22} {'fit':>9} {'batches':>7} {'questions':>9} {'asked':>8}"
+            f" {'answered':>8} {'ratio':>6} {'facts':>6} {'plain':>6} {'archive':>7}"
         )
         for strategy, layers in STRATEGIES.items():
-            with_model, plain = list[Row](), list[Row]()
+            with_model = list[Row]()
+            plain = list[Row]()
             for script in scripts:
                 whole = script.transcript(len(script.messages)).tokens
                 window = max(MIN_WINDOW, whole // SHARE)
-                conditions = Conditions(counter=counter, window=window, max_tokens=min(512, window // 8))
+                conditions = Conditions(
+                    counter=counter, window=window, max_tokens=min(512, window // 8)
+                )
                 settings = ContextSettings(layers=layers, summarizer="sim")
                 with_model.append(asyncio.run(play(script, settings, conditions, Model(counter))))
-                plain.append(asyncio.run(play(script, replace(settings, summarizer=None), conditions, None)))
-            row, none = added(with_model), added(plain)
+                plain.append(
+                    asyncio.run(play(script, replace(settings, summarizer=None), conditions, None))
+                )
+            row = added(with_model)
+            none = added(plain)
             ratio = row.original / row.condensed if row.condensed else 1.0
             archive = f"{row.recoverable / row.needed:.1%}" if row.needed else "-"
             print(
-                f"{strategy:22} {row.fit:>4}/{row.requests:<4} {row.batches:>7} {row.questions:>9} {row.asked:>8,} "
-                f"{row.answered:>8,} {ratio:>6.1f} {row.facts():>6} {none.facts():>6} {archive:>7}",
+                f"{strategy:22} {row.fit:>4}/{row.requests:<4} {row.batches:>7} {row.questions:>9}"
+                f" {row.asked:>8,} {row.answered:>8,} {ratio:>6.1f} {row.facts():>6}"
+                f" {none.facts():>6} {archive:>7}",
                 flush=True,
             )
             found.setdefault(name, {})[strategy] = {"model": asdict(row), "plain": asdict(none)}
@@ -173,7 +195,9 @@ def strategies(data: Path, *, most: int, counter: TextCounter) -> dict[str, dict
 
 
 async def waits(seconds: float, *, prepared: bool) -> dict[str, float]:
-    """A chat whose summariser takes so long: questions, and the longest time that Weir held a request, seconds."""
+    """A chat whose summariser takes so long: questions, and the longest time that Weir held a
+    request, seconds.
+    """
     tokenizer = Tokenizer()
     counter = tokenizer.counter("o200k_base")
     settings = SimulatorSettings(window=WINDOW, summary_model="summariser", summary_seconds=seconds)
@@ -188,7 +212,9 @@ async def waits(seconds: float, *, prepared: bool) -> dict[str, float]:
                 f"default_policy: mine\nstore: {{url: 'sqlite+aiosqlite:///{folder}/w.db'}}\n"
             )
             config = load_config(path, env={}, flags=Flags())
-            app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=tokenizer)
+            app = create_app(
+                config, telemetry=Telemetry.create(OtelSettings()), tokenizer=tokenizer
+            )
             async with serve(app) as server:
                 held = await _chat(f"http://127.0.0.1:{server.port}/v1", app.runtime)
             questions = sum(1 for seen in simulator.answered() if seen.model == "summariser")
@@ -196,7 +222,9 @@ async def waits(seconds: float, *, prepared: bool) -> dict[str, float]:
 
 
 async def _chat(base_url: str, runtime: object) -> list[float]:
-    """Seconds that Weir held each request of a chat; between two of them all is done that is done after answers."""
+    """Seconds that Weir held each request of a chat; between two of them all is done that is done
+    after answers.
+    """
     held: list[float] = []
     async with openai.AsyncOpenAI(base_url=base_url, api_key="sk-bench", max_retries=0) as client:
         messages: list[Any] = [{"role": "system", "content": "You help."}]
@@ -215,14 +243,19 @@ async def _chat(base_url: str, runtime: object) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=default_data())
     parser.add_argument("--most", type=int, default=2, help="conversations of a set")
     parser.add_argument("--seconds", type=float, default=1.0, help="what the slow summariser takes")
     parser.add_argument("--json", action="store_true", help="figures as JSON at the end")
     options = parser.parse_args(arguments)
     found = strategies(options.data, most=options.most, counter=Tokenizer().counter("o200k_base"))
-    held = {name: asyncio.run(waits(options.seconds, prepared=name == "prepared")) for name in ("prepared", "asked")}
+    held = {
+        name: asyncio.run(waits(options.seconds, prepared=name == "prepared"))
+        for name in ("prepared", "asked")
+    }
     print(f"\na chat of {TURNS} turns, a summariser that takes {options.seconds:g} s")
     for name, row in held.items():
         wait = f"longest wait {row['longest']:.3f} s   median {row['median']:.4f} s"

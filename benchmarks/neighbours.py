@@ -1,9 +1,11 @@
-"""What one key's heavy requests cost the others: latency beside them, memory, and what is answered when it is too much.
+"""What one key's heavy requests cost the others: latency beside them, memory, and what is answered
+when it is too much.
 
     python -m benchmarks.neighbours
 
-Weir is served as its users start it, with SQLite and spans sent out; the load is another process's. All figures are
-taken from outside: times by the client, memory as the resident set of all of Weir's processes together.
+Weir is served as its users start it, with SQLite and spans sent out; the load is another process's.
+All figures are taken from outside: times by the client, memory as the resident set of all of Weir's
+processes together.
 """
 
 import argparse
@@ -26,16 +28,24 @@ from benchmarks.processes import Running, companion, weir
 from benchmarks.traffic import line
 
 WINDOW = 32_768
-HEAVY, HEAVY_BYTES = 8, 1_600_000
+HEAVY = 8
+HEAVY_BYTES = 1_600_000
 COMPACTED_BYTES = 120_000
-HUGE, HUGE_BYTES = 20, 30_000_000
-MANY, MANY_BYTES, AT_ONCE, MANY_WINDOW = 1_000, 400_000, 8, 400_000
+HUGE = 20
+HUGE_BYTES = 30_000_000
+MANY = 1_000
+MANY_BYTES = 400_000
+AT_ONCE = 8
+MANY_WINDOW = 400_000
 SECONDS = 8.0
 ROUNDS = 3
 PATIENCE = 90.0
 SETTLED = 40.0
 PAUSE = 0.01
-_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: w\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"
+_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: w\r\nAuthorization: Bearer %s\r\nContent-Length:"
+    b" %d\r\n\r\n"
+)
 
 
 @dataclass(slots=True)
@@ -48,12 +58,16 @@ class Answer:
 
 
 def chat(size: int, *, seed: int, each: int = 3_000) -> bytes:
-    """The body of a chat that nobody has seen before, of about so many bytes in messages of ``each``."""
+    """The body of a chat that nobody has seen before, of about so many bytes in messages of
+    ``each``.
+    """
     rng = random.Random(seed)
     lines = [f"{line(rng)} {seed}-{n}." for n in range(400)]
-    said, held = list[dict[str, str]](), 0
+    said = list[dict[str, str]]()
+    held = 0
     while held < size:
-        text, length = [], 0
+        text = []
+        length = 0
         while length < each:
             text.append(f"{rng.choice(lines)} {rng.randrange(10**6)}")
             length += len(text[-1]) + 1
@@ -102,7 +116,9 @@ class Memory:
     _task: "asyncio.Task[None] | None" = None
 
     def now(self) -> float:
-        """Megabytes; a process that has not begun its own program yet has its parent's pages, and none itself."""
+        """Megabytes; a process that has not begun its own program yet has its parent's pages, and
+        none itself.
+        """
         began = _begun_as(self.pid)
         pids = [pid for pid in tree(self.pid) if pid == self.pid or _begun_as(pid) != began]
         self.most_processes = max(self.most_processes, len(pids))
@@ -125,7 +141,11 @@ class Memory:
 def tree(pid: int) -> list[int]:
     """A process and all below it."""
     try:
-        below = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
+        below = [
+            child
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in _words(task / "children")
+        ]
     except OSError:
         return [pid]
     return [pid, *(each for child in below for each in tree(int(child)))]
@@ -171,11 +191,13 @@ async def _small(port: int, figures: Figures, until: asyncio.Event, seed: int) -
 
 
 async def measure(port: int, *, heavy: int, seed: int) -> tuple[Figures, list[Answer]]:
-    """Small requests, and three compactions one after the other, while another key's heavy ones are answered.
+    """Small requests, and three compactions one after the other, while another key's heavy ones are
+    answered.
 
     Alone, small requests come after the compactions.
     """
-    figures, done = Figures(), asyncio.Event()
+    figures = Figures()
+    done = asyncio.Event()
     bodies = [chat(HEAVY_BYTES, seed=seed * 1_000 + n) for n in range(heavy)]
     smaller = [chat(COMPACTED_BYTES, seed=seed * 1_000 + 500 + n) for n in range(3)]
     tasks = [asyncio.create_task(ask(port, "sk-heavy", body)) for body in bodies]
@@ -198,7 +220,9 @@ async def measure(port: int, *, heavy: int, seed: int) -> tuple[Figures, list[An
 
 async def beside(running: Running) -> dict[str, Any]:
     """The same requests alone and beside heavy ones of one key, in turns."""
-    alone, crowded, answers = Figures(), Figures(), list[Answer]()
+    alone = Figures()
+    crowded = Figures()
+    answers = list[Answer]()
     async with Memory(running.pid) as memory:
         for number in range(ROUNDS):
             figures, _ = await measure(running.port, heavy=0, seed=2 * number + 1)
@@ -227,14 +251,21 @@ async def huge(running: Running) -> dict[str, Any]:
     ready = [*bodies]
     async with Memory(running.pid) as memory:
         before = memory.now()
-        answers = await asyncio.gather(*(ask(running.port, f"sk-huge-{n}", body) for n, body in enumerate(ready)))
+        answers = await asyncio.gather(
+            *(ask(running.port, f"sk-huge-{n}", body) for n, body in enumerate(ready))
+        )
         ends = time.monotonic() + SETTLED
         while time.monotonic() < ends:
             await asyncio.sleep(1.0)
         after = memory.now()
     bare = sum(a.status in (429, 503) and not a.retry_after for a in answers)
     figures = {"before_mb": round(before), "peak_mb": round(memory.peak), "after_mb": round(after)}
-    return {**_heavy(list(answers)), "without_retry_after": bare, **figures, "processes": memory.most_processes}
+    return {
+        **_heavy(list(answers)),
+        "without_retry_after": bare,
+        **figures,
+        "processes": memory.most_processes,
+    }
 
 
 async def many(running: Running) -> dict[str, Any]:
@@ -243,12 +274,19 @@ async def many(running: Running) -> dict[str, Any]:
     async with Memory(running.pid) as memory:
         before = memory.now()
         for start in range(0, MANY, AT_ONCE):
-            bodies = [chat(MANY_BYTES, seed=10**6 + n, each=2_000) for n in range(start, start + AT_ONCE)]
+            bodies = [
+                chat(MANY_BYTES, seed=10**6 + n, each=2_000) for n in range(start, start + AT_ONCE)
+            ]
             answers = await asyncio.gather(*(ask(running.port, "sk-many", body) for body in bodies))
             statuses.update(str(answer.status) for answer in answers)
         done = memory.now()
         await asyncio.sleep(SETTLED)
-        figures = {"before_mb": before, "peak_mb": memory.peak, "done_mb": done, "after_mb": memory.now()}
+        figures = {
+            "before_mb": before,
+            "peak_mb": memory.peak,
+            "done_mb": done,
+            "after_mb": memory.now(),
+        }
     return {"statuses": statuses, **{name: round(figure) for name, figure in figures.items()}}
 
 
@@ -281,18 +319,26 @@ def _heavy(answers: list[Answer]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.neighbours", description="Heavy requests' neighbours.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.neighbours", description="Heavy requests' neighbours."
+    )
     parser.add_argument("--cases", default="beside,huge,many")
     chosen = parser.parse_args().cases.split(",")
     cores = frozenset(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         with companion("stub", "--any", name="stub", cores=cores, home=home) as upstream:
-            for name, case, window in (("beside", beside, WINDOW), ("huge", huge, WINDOW), ("many", many, MANY_WINDOW)):
+            for name, case, window in (
+                ("beside", beside, WINDOW),
+                ("huge", huge, WINDOW),
+                ("many", many, MANY_WINDOW),
+            ):
                 if name not in chosen:
                     continue
                 port = upstream.port
-                with weir(name, upstream=port, window=window, cores=cores, home=home, otlp=port) as running:
+                with weir(
+                    name, upstream=port, window=window, cores=cores, home=home, otlp=port
+                ) as running:
                     print(json.dumps({name: asyncio.run(case(running))}, indent=1), flush=True)
 
 

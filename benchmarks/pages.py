@@ -2,10 +2,10 @@
 
     python -m benchmarks.pages [--conversations 10000] [--requests 10] [--rounds 5]
 
-A real Weir with a database file is filled with rows like those that it wrote: conversations of two weeks with so many
-requests each, and one with 2,000. The garbage collector is set as ``weir serve`` sets it. Each page is fetched over
-HTTP, one after the other; the target is that none takes more than 300 ms from the request to the last byte. It exits
-with 1 where one does.
+A real Weir with a database file is filled with rows like those that it wrote: conversations of two
+weeks with so many requests each, and one with 2,000. The garbage collector is set as ``weir serve``
+sets it. Each page is fetched over HTTP, one after the other; the target is that none takes more
+than 300 ms from the request to the last byte. It exits with 1 where one does.
 """
 
 import argparse
@@ -29,11 +29,24 @@ LONG = 2_000
 APART = 120.0  # seconds between two conversations: ten thousand are two weeks
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 OVERVIEW = ("", "?period=7d", "/data/series?of=tokens&period=7d")
-LISTS = ("/conversations", "/conversations?name=filler-99", "/conversations?zone=red", "/conversations?policy=balanced")
-USAGE = tuple(f"/usage{query}" for query in ("", "?by=model", "?by=policy", "?by=day", "?by=conversation"))
-TABS = tuple(f"/conversations/{NAME}?tab={tab}" for tab in ("requests", "removed", "checkpoints", "health", "audit"))
+LISTS = (
+    "/conversations",
+    "/conversations?name=filler-99",
+    "/conversations?zone=red",
+    "/conversations?policy=balanced",
+)
+USAGE = tuple(
+    f"/usage{query}" for query in ("", "?by=model", "?by=policy", "?by=day", "?by=conversation")
+)
+TABS = tuple(
+    f"/conversations/{NAME}?tab={tab}"
+    for tab in ("requests", "removed", "checkpoints", "health", "audit")
+)
 ANYBODYS = (*OVERVIEW, *LISTS, *USAGE)
-PAGES = {ADMIN: (*ANYBODYS, "/policies", "/keys", "/system"), KEY: (*ANYBODYS, *TABS, "/search?q=module")}
+PAGES = {
+    ADMIN: (*ANYBODYS, "/policies", "/keys", "/system"),
+    KEY: (*ANYBODYS, *TABS, "/search?q=module"),
+}
 WHO = {ADMIN: "operator", KEY: "key"}
 
 
@@ -53,7 +66,9 @@ async def measure(site: Watched, rounds: int) -> dict[tuple[str, str], list[floa
             for path in paths * rounds:
                 begun = time.perf_counter()
                 (await http.get(site.at + path)).raise_for_status()
-                found.setdefault((WHO[key], path or "/"), []).append(1e3 * (time.perf_counter() - begun))
+                found.setdefault((WHO[key], path or "/"), []).append(
+                    1e3 * (time.perf_counter() - begun)
+                )
     return found
 
 
@@ -62,10 +77,19 @@ async def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         async with watched(Path(folder)) as site:
             await used(site)
-            fill(site, conversations=arguments.conversations, requests=LONG, each=arguments.requests, apart=APART)
+            fill(
+                site,
+                conversations=arguments.conversations,
+                requests=LONG,
+                each=arguments.requests,
+                apart=APART,
+            )
             collect_seldom(COLLECT_AFTER)
             size = site.database.stat().st_size / 2**20
-            print(f"{arguments.conversations:,} conversations of {arguments.requests} requests, {size:,.0f} MiB")
+            print(
+                f"{arguments.conversations:,} conversations of {arguments.requests} requests,"
+                f" {size:,.0f} MiB"
+            )
             took = await measure(site, arguments.rounds)
     print(f"{'page':58} {'first':>8} {'median':>8} {'worst':>8}  ms")
     for (who, path), times in sorted(took.items(), key=lambda each: -statistics.median(each[1])):

@@ -1,13 +1,16 @@
-"""The rows on which other proxies are measured, played against Weir and against nothing: docs/comparison.md.
+"""The rows on which other proxies are measured, played against Weir and against nothing:
+docs/comparison.md.
 
-    python -m benchmarks.peers [--peer 'COMMAND --port {port} --upstream {upstream} --window {window}'] [--row NAME]
+    python -m benchmarks.peers [--peer 'COMMAND --port {port} --upstream {upstream} --window
+    {window}'] [--row NAME]
 
-With ``--peer`` also against another proxy, which is started anew for each row, with an empty ``{folder}`` of its own
-that outlasts a restart; ``{root}`` is the upstream without ``/v1``, ``{trigger}`` 70 % of the window, ``{summariser}``
-the model that may write summaries.
+With ``--peer`` also against another proxy, which is started anew for each row, with an empty
+``{folder}`` of its own that outlasts a restart; ``{root}`` is the upstream without ``/v1``,
+``{trigger}`` 70 % of the window, ``{summariser}`` the model that may write summaries.
 
-A strict simulator with a window of 8,192 tokens is the upstream. The client resends its whole history, every step adds
-about 450 tokens, and a request that is refused ends nothing: the next step is asked all the same.
+A strict simulator with a window of 8,192 tokens is the upstream. The client resends its whole
+history, every step adds about 450 tokens, and a request that is refused ends nothing: the next step
+is asked all the same.
 """
 
 import argparse
@@ -78,7 +81,9 @@ Work = Callable[[New], Awaitable[object]]
 
 @dataclass(slots=True)
 class Way:
-    """The simulator, directly or behind a Weir whose database is ``store``, or behind another proxy's ``command``."""
+    """The simulator, directly or behind a Weir whose database is ``store``, or behind another
+    proxy's ``command``.
+    """
 
     simulator: RunningSimulator
     folder: Path
@@ -94,7 +99,9 @@ class Way:
         played = Played()
         if self.store is None:
             async with self.peer(**options) as base_url:
-                client = openai.AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0, timeout=60)
+                client = openai.AsyncOpenAI(
+                    base_url=base_url, api_key="sk-test", max_retries=0, timeout=60
+                )
                 await work(lambda **more: talk(client, played, **more))
                 await client.close()
             return played
@@ -104,18 +111,29 @@ class Way:
         return played
 
     @asynccontextmanager
-    async def peer(self, *, window: int = WINDOW, summarizer: str = SUMMARISER) -> AsyncIterator[str]:
+    async def peer(
+        self, *, window: int = WINDOW, summarizer: str = SUMMARISER
+    ) -> AsyncIterator[str]:
         """Where the other proxy is reached while it runs; the simulator itself without one."""
         base_url = self.simulator.base_url
         if self.command is None:
             yield base_url
             return
-        port, root = free_port(), base_url.removesuffix("/v1")
-        values = {"port": port, "upstream": base_url, "root": root, "window": window, "folder": self.folder}
+        port = free_port()
+        root = base_url.removesuffix("/v1")
+        values = {
+            "port": port,
+            "upstream": base_url,
+            "root": root,
+            "window": window,
+            "folder": self.folder,
+        }
         values |= {"trigger": window * 7 // 10, "summariser": summarizer}
         command = shlex.split(self.command.format_map(values))
         with (self.folder / "log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, start_new_session=True)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             async with asyncio.timeout(STARTS_WITHIN):
                 while not await connects(port):
@@ -148,7 +166,9 @@ async def connects(port: int) -> bool:
 
 
 def prefix_reuse(arrays: list[list[dict[str, Any]]]) -> float:
-    """Tokens of the longest prefix that one of the newest requests before had too, over tokens forwarded."""
+    """Tokens of the longest prefix that one of the newest requests before had too, over tokens
+    forwarded.
+    """
     digests = canonical(arrays)
     reused = total = 0
     for at, (array, mine) in enumerate(zip(arrays, digests, strict=True)):
@@ -162,7 +182,10 @@ def prefix_reuse(arrays: list[list[dict[str, Any]]]) -> float:
 
 def common_length(one: list[bytes], other: list[bytes]) -> int:
     """How many messages two arrays have in common at their beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def talk(client: Any, played: Played, **more: Any) -> Counted:
@@ -214,7 +237,8 @@ async def wrong_window(way: Way) -> Played:
 
 async def twins(way: Way) -> Played:
     async def work(new: New) -> None:
-        first, second = new(), new(messages=[*opening()])
+        first = new()
+        second = new(messages=[*opening()])
         second.turns = 100  # the same opening, other steps from then on
         for _ in range(24):
             await first.agent(1)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.presets [--data DIR] [--preset NAME ...] [--most N] [--json]
 
-Requests are planned in this process without a model, so layers that need one are passed over. Shown are requests that
-fit (refused ones do not), batches of edits, prefix reuse, facts in the window when they were needed and those that the
-archive could give back, and the cost of all prompts against the same requests unmanaged in a window that is large
-enough. A preset that is worse than a sliding window is no error: some of them reproduce older systems.
+Requests are planned in this process without a model, so layers that need one are passed over. Shown
+are requests that fit (refused ones do not), batches of edits, prefix reuse, facts in the window
+when they were needed and those that the archive could give back, and the cost of all prompts
+against the same requests unmanaged in a window that is large enough. A preset that is worse than a
+sliding window is no error: some of them reproduce older systems.
 """
 
 import argparse
@@ -32,8 +33,8 @@ SETS = {
 MIN_WINDOW = 2_048
 SHARE = 4
 HEADER = (
-    f"{'preset':22} {'requests':>8} {'fit':>6} {'batches':>7} {'reuse':>6} {'facts':>6} {'archive':>7} {'cost':>5} "
-    f"{'sliding':>7}"
+    f"{'preset':22} {'requests':>8} {'fit':>6} {'batches':>7} {'reuse':>6} {'facts':>6}"
+    f" {'archive':>7} {'cost':>5} {'sliding':>7}"
 )
 
 
@@ -55,7 +56,9 @@ def play(
         script = Script(recording, counter=counter, model="")
         whole = script.transcript(len(script.messages)).tokens
         window = max(MIN_WINDOW, whole // SHARE)
-        conditions = Conditions(counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8))
+        conditions = Conditions(
+            counter=counter, window=window, max_tokens=min(MAX_TOKENS, window // 8)
+        )
         for scenario, tally in asyncio.run(played(script, policies, conditions, PRICES)).items():
             totals.setdefault(scenario, Tally()).add(tally)
     return totals
@@ -64,13 +67,17 @@ def play(
 def lines(name: str, totals: Mapping[str, Tally]) -> Iterator[str]:
     """One set for people."""
     first = next(iter(totals.values()))
-    yield f"\n{name}: {first.conversations} conversations, the largest of {first.largest:,} tokens\n{HEADER}"
+    yield (
+        f"\n{name}: {first.conversations} conversations, the largest of {first.largest:,}"
+        f" tokens\n{HEADER}"
+    )
     for case, tally in totals.items():
         kept = tally.retention
         yield (
-            f"{case:22} {tally.requests:>8} {tally.fit / tally.requests:>6.1%} {tally.batches:>7} {tally.reuse:>6.1%} "
-            f"{_share(kept.kept, kept.needed):>6} {_share(kept.recoverable, kept.needed):>7} {tally.ratio:>5.2f} "
-            f"{tally.against_sliding:>7.2f}"
+            f"{case:22} {tally.requests:>8} {tally.fit / tally.requests:>6.1%} {tally.batches:>7}"
+            f" {tally.reuse:>6.1%} {_share(kept.kept, kept.needed):>6}"
+            f" {_share(kept.recoverable, kept.needed):>7} {tally.ratio:>5.2f}"
+            f" {tally.against_sliding:>7.2f}"
         )
 
 
@@ -80,9 +87,13 @@ def _share(part: int, whole: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=default_data())
-    parser.add_argument("--preset", action="append", default=[], help="only this one; may be repeated")
+    parser.add_argument(
+        "--preset", action="append", default=[], help="only this one; may be repeated"
+    )
     parser.add_argument("--most", type=int, default=2, help="conversations of a set")
     parser.add_argument("--json", action="store_true", help="figures as JSON instead of tables")
     options = parser.parse_args(arguments)

@@ -1,4 +1,6 @@
-"""The processes of a benchmark: started on their own core, asked for their cost, stopped by their id."""
+"""The processes of a benchmark: started on their own core, asked for their cost, stopped by their
+id.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ class Cores:
 
     @classmethod
     def split(cls) -> "Cores":
-        """The first core for what is measured, the rest for the others; one core is shared if there is only one."""
+        """The first core for what is measured, the rest for the others; one core is shared if there
+        is only one.
+        """
         first, *rest = sorted(os.sched_getaffinity(0))
         return cls(frozenset({first}), frozenset(rest or [first]))
 
@@ -54,7 +58,8 @@ class Running:
     def cpu(self) -> float:
         """CPU seconds so far, user and system, of all its threads, those that ended too.
 
-        Linux gives each process a CPU clock whose id is made from the process id (clock_getcpuclockid(3)).
+        Linux gives each process a CPU clock whose id is made from the process id
+        (clock_getcpuclockid(3)).
         """
         return time.clock_gettime((~self.pid << 3) | 2)
 
@@ -67,7 +72,9 @@ class Running:
         return _status(self.pid, "VmHWM") / 1024
 
     def settle(self) -> None:
-        """Wait until it has finished what it does after its answers: 0.1 s with next to no CPU used."""
+        """Wait until it has finished what it does after its answers: 0.1 s with next to no CPU
+        used.
+        """
         ends = time.monotonic() + QUIET_WITHIN
         before = self.cpu()
         while time.monotonic() < ends:
@@ -91,7 +98,9 @@ class Running:
 
     @contextmanager
     def profiled(self, out: Path) -> Iterator[None]:
-        """Have its profiler (``benchmarks.profiled``) count what happens inside, and write ``out``."""
+        """Have its profiler (``benchmarks.profiled``) count what happens inside, and write
+        ``out``.
+        """
         self.settle()
         self.process.send_signal(signal.SIGUSR1)
         yield
@@ -118,11 +127,20 @@ class Running:
 
 
 @contextmanager
-def companion(module: str, *arguments: str, name: str, cores: frozenset[int], home: Path) -> Iterator[Running]:
-    """A module of this package as a process; its port is in the first line that it prints, unless it reads jobs."""
+def companion(
+    module: str, *arguments: str, name: str, cores: frozenset[int], home: Path
+) -> Iterator[Running]:
+    """A module of this package as a process; its port is in the first line that it prints, unless
+    it reads jobs.
+    """
     log = home / f"{name}.log"
     with log.open("w") as errors:
-        running = _start(name, [sys.executable, "-m", f"benchmarks.{module}", *arguments], cores=cores, errors=errors)
+        running = _start(
+            name,
+            [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+            cores=cores,
+            errors=errors,
+        )
         try:
             if module != "load":
                 assert running.process.stdout is not None
@@ -138,23 +156,40 @@ def companion(module: str, *arguments: str, name: str, cores: frozenset[int], ho
 
 @contextmanager
 def weir(
-    name: str, *, upstream: int, window: int, cores: frozenset[int], home: Path, otlp: int | None = None,
-    profile: tuple[str, Path] | None = None, extra: Sequence[str] = (),
-) -> Iterator[Running]:  # fmt: skip
+    name: str,
+    *,
+    upstream: int,
+    window: int,
+    cores: frozenset[int],
+    home: Path,
+    otlp: int | None = None,
+    profile: tuple[str, Path] | None = None,
+    extra: Sequence[str] = (),
+) -> Iterator[Running]:
     """Weir as its users start it, ready.
 
-    ``otlp``: the port that its spans are sent to. ``profile``: one of ``benchmarks.profiled`` and the file it writes.
+    ``otlp``: the port that its spans are sent to. ``profile``: one of ``benchmarks.profiled`` and
+    the file it writes.
     """
-    port, log = _free_port(), home / f"{name}.log"
-    entry = ["-m", "proxy"] if profile is None else ["-m", "benchmarks.profiled", *map(str, profile)]
+    port = _free_port()
+    log = home / f"{name}.log"
+    entry = (
+        ["-m", "proxy"] if profile is None else ["-m", "benchmarks.profiled", *map(str, profile)]
+    )
     command = [
-        sys.executable, *entry, "serve",
-        "--upstream", f"http://127.0.0.1:{upstream}/v1",
-        "--window", str(window),
-        "--store", f"sqlite+aiosqlite:///{home}/{name}.db",
-        "--port", str(port),
+        sys.executable,
+        *entry,
+        "serve",
+        "--upstream",
+        f"http://127.0.0.1:{upstream}/v1",
+        "--window",
+        str(window),
+        "--store",
+        f"sqlite+aiosqlite:///{home}/{name}.db",
+        "--port",
+        str(port),
         *extra,
-    ]  # fmt: skip
+    ]
     environment = {"WEIR_DRAIN": "0"}
     if otlp is not None:
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{otlp}"
@@ -174,12 +209,23 @@ def weir(
 def other(
     name: str, command: str, *, upstream: int, window: int, cores: frozenset[int], home: Path
 ) -> Iterator[Running]:
-    """Another proxy, started by ``command`` with the same places in braces as those of ``benchmarks.peers``."""
-    port, folder = _free_port(), home / name
+    """Another proxy, started by ``command`` with the same places in braces as those of
+    ``benchmarks.peers``.
+    """
+    port = _free_port()
+    folder = home / name
     folder.mkdir()
     root = f"http://127.0.0.1:{upstream}"
-    places = {"port": port, "root": root, "upstream": f"{root}/v1", "window": window, "folder": folder}
-    given = shlex.split(command.format_map(places | {"trigger": window * 7 // 10, "summariser": ""}))
+    places = {
+        "port": port,
+        "root": root,
+        "upstream": f"{root}/v1",
+        "window": window,
+        "folder": folder,
+    }
+    given = shlex.split(
+        command.format_map(places | {"trigger": window * 7 // 10, "summariser": ""})
+    )
     with (home / f"{name}.log").open("w") as errors:
         running = _start(name, given, cores=cores, errors=errors)
         running.port = port
@@ -223,7 +269,9 @@ def _wait_until_ready(running: Running, log: Path) -> None:
         if running.process.poll() is not None:
             break
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{running.port}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{running.port}/readyz", timeout=2
+            ) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError, TimeoutError):

@@ -2,13 +2,14 @@
 
     python -m benchmarks.profiled stacks|calls OUT serve …
 
-SIGUSR1 begins counting anew, SIGUSR2 ends it and writes OUT. ``stacks``, for ``benchmarks.hotspots``: one collapsed
-stack per line with its count, the form that flame graphs are made of. ``calls``, for ``benchmarks.gate``: how many
-functions were called, those of C included; no machine makes more of them than another.
+SIGUSR1 begins counting anew, SIGUSR2 ends it and writes OUT. ``stacks``, for
+``benchmarks.hotspots``: one collapsed stack per line with its count, the form that flame graphs are
+made of. ``calls``, for ``benchmarks.gate``: how many functions were called, those of C included; no
+machine makes more of them than another.
 
 The timer runs on the CPU time of the main thread alone (``timer_create(2)`` with
-``SIGEV_THREAD_ID``): one of the whole process, ``setitimer``, would put the time of the store's thread wherever the
-main thread happens to have let go of the interpreter.
+``SIGEV_THREAD_ID``): one of the whole process, ``setitimer``, would put the time of the store's
+thread wherever the main thread happens to have let go of the interpreter.
 """
 
 import cProfile
@@ -56,9 +57,15 @@ class Sampler:
         self._timer = ctypes.c_void_p()
 
     def install(self) -> None:
-        """Listen to the signals; to be called in the main thread. Raises OSError where there is no such timer."""
-        event = _SigEvent(signo=signal.SIGPROF, notify=SIGEV_THREAD_ID, thread=threading.get_native_id())
-        if self._libc.timer_create(CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(self._timer)):
+        """Listen to the signals; to be called in the main thread. Raises OSError where there is no
+        such timer.
+        """
+        event = _SigEvent(
+            signo=signal.SIGPROF, notify=SIGEV_THREAD_ID, thread=threading.get_native_id()
+        )
+        if self._libc.timer_create(
+            CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(self._timer)
+        ):
             raise OSError(ctypes.get_errno(), "timer_create")
         signal.signal(signal.SIGPROF, self._sample)
         signal.signal(signal.SIGUSR1, self._begin)
@@ -76,7 +83,9 @@ class Sampler:
         stack: list[str] = []
         while frame is not None and len(stack) < DEEPEST:
             code = frame.f_code
-            stack.append(f"{code.co_filename}:{code.co_qualname}:{code.co_firstlineno}:{frame.f_lineno}")
+            stack.append(
+                f"{code.co_filename}:{code.co_qualname}:{code.co_firstlineno}:{frame.f_lineno}"
+            )
             frame = frame.f_back
         self._stacks[tuple(reversed(stack))] += 1
 

@@ -1,12 +1,15 @@
-"""The gate for prompts: a changed prompt is accepted only with a score, and only if that is good enough.
+"""The gate for prompts: a changed prompt is accepted only with a score, and only if that is good
+enough.
 
-``tests/policies/data/prompt_gate.json`` holds the digest of every prompt with the scores that it was accepted with; a
-test fails where a digest is another one. ``python -m benchmarks.prompt_gate`` prints the scores of the prompts as they
-are, ``--accept`` writes them down, unless one is below its threshold: then it exits 1 and writes nothing.
+``tests/policies/data/prompt_gate.json`` holds the digest of every prompt with the scores that it
+was accepted with; a test fails where a digest is another one. ``python -m benchmarks.prompt_gate``
+prints the scores of the prompts as they are, ``--accept`` writes them down, unless one is below its
+threshold: then it exits 1 and writes nothing.
 
-No model is asked. A scripted writer follows the instruction to the letter: it keeps the kinds of things that the
-instruction names, copies identifiers only where it is told to, and stops where it is told to. So a prompt that forgets
-the errors, the limit or the exact wording scores lower. What real models make of a prompt says ``weir evaluate``.
+No model is asked. A scripted writer follows the instruction to the letter: it keeps the kinds of
+things that the instruction names, copies identifiers only where it is told to, and stops where it
+is told to. So a prompt that forgets the errors, the limit or the exact wording scores lower. What
+real models make of a prompt says ``weir evaluate``.
 """
 
 import argparse
@@ -45,7 +48,9 @@ KEPT: Mapping[str, float] = {
     "level_2": 0.55,
     "notes": 0.55,
 }
-"""Least share of the facts that a prompt's answers hold; of titles and single sentences none is asked."""
+"""Least share of the facts that a prompt's answers hold; of titles and single sentences none is
+asked.
+"""
 RIGHT = 1.0
 """Least share of right verdicts with the prompts of an evaluation."""
 _FENCED = re.compile(r"^<(weir-\d{6})> ([^\n]*)\n([\s\S]*?)\n</\1>$", re.MULTILINE)
@@ -54,17 +59,26 @@ _IDENTIFIER = re.compile(r"[\w./:@#-]{0,40}\d[\w./:@#-]{0,40}|[\w.-]{1,40}(?:[/_
 _ASKED: Mapping[str, tuple[str, str]] = {
     "decisions": (r"\bdecision", r"\b(?:decid|chose|chosen|instead|because|will use|went with)"),
     "errors": (r"\berrors?\b", r"\b(?:\w*error|failed|failure|denied|refused|timeout|exception)\b"),
-    "rules": (r"\b(?:constraints?|preferences|rules?)\b", r"\b(?:never|always|only|must|no more|please|not)\b"),
-    "state": (r"\b(?:done|under way|next steps?|progress|where it stands)\b", r"\b(?:done|next|now|todo|left)\b"),
+    "rules": (
+        r"\b(?:constraints?|preferences|rules?)\b",
+        r"\b(?:never|always|only|must|no more|please|not)\b",
+    ),
+    "state": (
+        r"\b(?:done|under way|next steps?|progress|where it stands)\b",
+        r"\b(?:done|next|now|todo|left)\b",
+    ),
     "values": (r"\b(?:numbers|ids|values|data)\b", r"\d"),
     "paths": (r"\b(?:paths?|files)\b", r"\w[/_.]\w"),
 }
-"""What an instruction may ask for, the word that asks for it, and what tells a line that holds it."""
+"""What an instruction may ask for, the word that asks for it, and what tells a line that holds it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A prompt's digest and what its answers were worth: shares of usable ones, of facts kept, of right verdicts."""
+    """A prompt's digest and what its answers were worth: shares of usable ones, of facts kept, of
+    right verdicts.
+    """
 
     digest: str
     usable: float | None = None
@@ -85,12 +99,21 @@ class Score:
 def follow(effect: Summarize) -> Summary:
     """The notes of somebody who does what the instruction says, and no more."""
     instruction = _FENCED.sub("", effect.prompt)
-    material = "\n".join(m.group(3) for m in _FENCED.finditer(effect.prompt) if m.group(2) != "task")
+    material = "\n".join(
+        m.group(3) for m in _FENCED.finditer(effect.prompt) if m.group(2) != "task"
+    )
     limits = [int(words) for words in _LIMIT.findall(instruction)]
-    wanted = [re.compile(tells, re.IGNORECASE) for asks, tells in _ASKED.values() if re.search(asks, instruction)]
+    wanted = [
+        re.compile(tells, re.IGNORECASE)
+        for asks, tells in _ASKED.values()
+        if re.search(asks, instruction)
+    ]
     copies = re.search(r"exactly as they are written|exact (?:names|text)", instruction) is not None
     lines = [re.sub(r"^\[[^\]]{0,80}\] ?", "", raw).strip() for raw in material.splitlines()]
-    ranked = sorted(dict.fromkeys(filter(None, lines)), key=lambda line: -sum(bool(w.search(line)) for w in wanted))
+    ranked = sorted(
+        dict.fromkeys(filter(None, lines)),
+        key=lambda line: -sum(bool(w.search(line)) for w in wanted),
+    )
     room = min(limits, default=10**6)
     said: list[str] = []
     for line in ranked:
@@ -127,7 +150,9 @@ def sessions() -> list[tuple[list[MaterialLine], list[str]]]:
     for name in SETS:
         for row in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[:SESSIONS]:
             value = json.loads(row)
-            lines = [MaterialLine(m["role"], m["content"]) for m in value["messages"] if m.get("content")]
+            lines = [
+                MaterialLine(m["role"], m["content"]) for m in value["messages"] if m.get("content")
+            ]
             text = "\n".join(line.text for line in lines).lower()
             facts = value.get("meta", {}).get("facts", ())
             needles = [str(n) for f in facts for n in (f.get("needles") or [f.get("value", "")])]
@@ -144,13 +169,17 @@ def measure(prompt: Prompt) -> Score:
         usable += bool(written.text)
         wanted += len(facts)
         kept += sum(fact.lower() in said for fact in facts)
-    return Score(prompt.digest, usable=round(usable / len(held), 4), kept=round(kept / max(1, wanted), 4))
+    return Score(
+        prompt.digest, usable=round(usable / len(held), 4), kept=round(kept / max(1, wanted), 4)
+    )
 
 
 def _written(prompt: Prompt, lines: Sequence[MaterialLine]) -> tuple[Written, str]:
-    """What comes of a session under a prompt, which need not be the one in force, and what the writer said last.
+    """What comes of a session under a prompt, which need not be the one in force, and what the
+    writer said last.
 
-    What was said is what the prompt is worth: code puts the sources' words in the place of a note's.
+    What was said is what the prompt is worth: code puts the sources' words in the place of a
+    note's.
     """
     known = PROMPTS[prompt.name]
     said = [""]
@@ -158,13 +187,22 @@ def _written(prompt: Prompt, lines: Sequence[MaterialLine]) -> tuple[Written, st
     def answer(effect: Summarize) -> Summary:
         instruction = known.ask(max_tokens=1)[:30]
         at = effect.prompt.rfind(instruction) if prompt is not known else -1
-        asked = effect.prompt if at < 0 else effect.prompt[:at] + prompt.ask(max_tokens=effect.max_tokens)
+        asked = (
+            effect.prompt
+            if at < 0
+            else effect.prompt[:at] + prompt.ask(max_tokens=effect.max_tokens)
+        )
         reply = follow(Summarize(prompt.system, asked, effect.max_tokens, effect.purpose))
         said.append(reply.text)
         return reply
 
     flow = condense(
-        lines, prompt=prompt.name, max_tokens=MAX_TOKENS, max_input=MAX_INPUT, counter=CHARS4, task="Find what matters."
+        lines,
+        prompt=prompt.name,
+        max_tokens=MAX_TOKENS,
+        max_input=MAX_INPUT,
+        counter=CHARS4,
+        task="Find what matters.",
     )
     result = _run(flow, answer)
     assert isinstance(result, Written)
@@ -173,7 +211,11 @@ def _written(prompt: Prompt, lines: Sequence[MaterialLine]) -> tuple[Written, st
 
 _ASK = Question("Which port does the service use?", Dimension.FACTS)
 _PAIRS: tuple[tuple[str, str, AnswerVerdict], ...] = (
-    ("The service uses port 8123.", "In short: the service uses port 8123, as agreed.", AnswerVerdict.YES),
+    (
+        "The service uses port 8123.",
+        "In short: the service uses port 8123, as agreed.",
+        AnswerVerdict.YES,
+    ),
     ("The service uses port 8123.", "The service uses port 9000.", AnswerVerdict.NO),
     ("The service uses port 8123.", "We talked about the weather.", AnswerVerdict.NO),
     ("We talked about the weather.", "The service uses port 9000.", AnswerVerdict.UNKNOWN),
@@ -181,7 +223,9 @@ _PAIRS: tuple[tuple[str, str, AnswerVerdict], ...] = (
 
 
 def measure_evaluation(changed: Mapping[str, Prompt] | None = None) -> float:
-    """The share of right verdicts that followers of the evaluation's prompts (some of them ``changed``) come to."""
+    """The share of right verdicts that followers of the evaluation's prompts (some of them
+    ``changed``) come to.
+    """
     prompts = {**EVALUATING, **(changed or {})}
 
     def answer(effect: Summarize) -> Summary:
@@ -189,8 +233,13 @@ def measure_evaluation(changed: Mapping[str, Prompt] | None = None) -> float:
         parts = {m.group(2): m.group(3) for m in _FENCED.finditer(effect.prompt)}
         if effect.purpose == JUDGE.purpose:
             same = re.findall(r"\d+", parts["answer A"]) == re.findall(r"\d+", parts["answer B"])
-            strict = "exactly one word: yes, no or unknown" in instruction and "does matter" in instruction
-            return Summary(("yes" if same else "no") if strict else "I would say that they are much alike: yes")
+            strict = (
+                "exactly one word: yes, no or unknown" in instruction
+                and "does matter" in instruction
+            )
+            return Summary(
+                ("yes" if same else "no") if strict else "I would say that they are much alike: yes"
+            )
         line = next((line for line in parts["transcript"].splitlines() if "port" in line), "")
         nothing = "NOT STATED" if "NOT STATED" in instruction else "They use port 80, I think."
         numbered = "1: " if "its number, a colon" in instruction else "Well, "
@@ -207,12 +256,21 @@ def measure_evaluation(changed: Mapping[str, Prompt] | None = None) -> float:
 
 
 def scores(changed: Mapping[str, Prompt] | None = None) -> dict[str, Score]:
-    """Every prompt with its digest and scores, by name; ``changed`` ones stand in place of those in force."""
+    """Every prompt with its digest and scores, by name; ``changed`` ones stand in place of those in
+    force.
+    """
     other = changed or {}
     found = {name: measure(other.get(name, prompt)) for name, prompt in PROMPTS.items()}
-    right = measure_evaluation({name: prompt for name, prompt in other.items() if name in EVALUATING})
-    for name, prompt in {**EVALUATING, **{n: p for n, p in other.items() if n in EVALUATING}}.items():
-        found[name] = Score(prompt.digest, right=right if name in (ANSWER.name, JUDGE.name) else None)
+    right = measure_evaluation(
+        {name: prompt for name, prompt in other.items() if name in EVALUATING}
+    )
+    for name, prompt in {
+        **EVALUATING,
+        **{n: p for n, p in other.items() if n in EVALUATING},
+    }.items():
+        found[name] = Score(
+            prompt.digest, right=right if name in (ANSWER.name, JUDGE.name) else None
+        )
     return found
 
 
@@ -223,13 +281,23 @@ def digests() -> dict[str, str]:
 
 def accepted() -> dict[str, Score]:
     """What the gate's file holds, by name."""
-    return {name: Score(**row) for name, row in json.loads(GATE.read_text(encoding="utf-8")).items()}
+    return {
+        name: Score(**row) for name, row in json.loads(GATE.read_text(encoding="utf-8")).items()
+    }
 
 
-def main(arguments: Sequence[str] | None = None, *, changed: Mapping[str, Prompt] | None = None) -> int:
-    """Print the scores; with ``--accept`` write them down, or exit 1 where one is below its threshold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--accept", action="store_true", help="renew tests/policies/data/prompt_gate.json")
+def main(
+    arguments: Sequence[str] | None = None, *, changed: Mapping[str, Prompt] | None = None
+) -> int:
+    """Print the scores; with ``--accept`` write them down, or exit 1 where one is below its
+    threshold.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="renew tests/policies/data/prompt_gate.json"
+    )
     parser.add_argument("--gate", type=Path, default=GATE, help="another file to renew")
     options = parser.parse_args(arguments)
     found = scores(changed)
@@ -241,7 +309,10 @@ def main(arguments: Sequence[str] | None = None, *, changed: Mapping[str, Prompt
     if faults:
         return 1
     if options.accept:
-        rows = {name: {k: v for k, v in asdict(score).items() if v is not None} for name, score in found.items()}
+        rows = {
+            name: {k: v for k, v in asdict(score).items() if v is not None}
+            for name, score in found.items()
+        }
         options.gate.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 

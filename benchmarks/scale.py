@@ -1,11 +1,13 @@
 """How cost grows: with replicas on one PostgreSQL, with stored conversations, with keys.
 
-    python -m benchmarks.scale [--replicas 1,2,4] [--conversations 10,1000,100000] [--keys 10,1000] [--seconds N]
+    python -m benchmarks.scale [--replicas 1,2,4] [--conversations 10,1000,100000] [--keys 10,1000]
+    [--seconds N]
 
-Agents in a window of 16,384 tokens send each request to the next replica, without stickiness, to an upstream in this
-process that compares what it is sent with what the same agent sent before. All processes share this machine's cores:
-CPU per request says what one core carries, requests per second only what this machine did. Then the case ``small`` of
-``benchmarks.speed``, with ever more conversations in a SQLite file and ever more keys. Needs PostgreSQL's programs.
+Agents in a window of 16,384 tokens send each request to the next replica, without stickiness, to an
+upstream in this process that compares what it is sent with what the same agent sent before. All
+processes share this machine's cores: CPU per request says what one core carries, requests per
+second only what this machine did. Then the case ``small`` of ``benchmarks.speed``, with ever more
+conversations in a SQLite file and ever more keys. Needs PostgreSQL's programs.
 """
 
 import argparse
@@ -38,16 +40,21 @@ from proxy.store.records import KeyRow
 from tests.postgres import Postgres, postgres_server
 from tests.proxy.store_rows import exchange
 
-AGENTS, OPENING, STEPS = 8, 20, 40
+AGENTS = 8
+OPENING = 20
+STEPS = 40
 AGENT_WINDOW = 16_384
-ROUNDS, ROUND_S = 5, 1.5
+ROUNDS = 5
+ROUND_S = 1.5
 AT_ONCE = 500
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class Upstream:
-    """Answers at once; counts the requests of an agent that do not begin with the one before, or nearly so."""
+    """Answers at once; counts the requests of an agent that do not begin with the one before, or
+    nearly so.
+    """
 
     before: dict[str, list[str]] = field(default_factory=dict)
     breaks: Counter[str] = field(default_factory=Counter)
@@ -64,14 +71,21 @@ class Upstream:
 
 
 async def play(ports: Sequence[int], *, seconds: float) -> tuple[int, list[str]]:
-    """Agents for so long, each request to the next port; how many were answered, and which conversations ended."""
-    until, turn, done, begun, ended = time.monotonic() + seconds, 0, 0, 0, list[str]()
+    """Agents for so long, each request to the next port; how many were answered, and which
+    conversations ended.
+    """
+    until = time.monotonic() + seconds
+    turn = 0
+    done = 0
+    begun = 0
+    ended = list[str]()
 
     async def agent(session: aiohttp.ClientSession, number: int) -> None:
         nonlocal turn, done, begun
         rng = random.Random(number)
         while time.monotonic() < until:
-            talk, begun = Conversation(rng, messages=OPENING), begun + 1
+            talk = Conversation(rng, messages=OPENING)
+            begun = begun + 1
             name = f"{number}.{begun}"
             for _ in range(STEPS):
                 head, _, body = talk.next().data.partition(b"\r\n\r\n")
@@ -93,22 +107,31 @@ async def play(ports: Sequence[int], *, seconds: float) -> tuple[int, list[str]]
     return done, ended
 
 
-async def replicas(number: int, server: Postgres, *, seconds: float, place: Path) -> dict[str, float]:
+async def replicas(
+    number: int, server: Postgres, *, seconds: float, place: Path
+) -> dict[str, float]:
     """The figures of so many replicas on one database."""
-    upstream, app = Upstream(), web.Application(client_max_size=1 << 26)
+    upstream = Upstream()
+    app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/chat/completions", upstream.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]  # noqa: SLF001 - said nowhere else
-    name, cores = await server.database(), Cores(frozenset(os.sched_getaffinity(0)), frozenset())
+    name = await server.database()
+    cores = Cores(frozenset(os.sched_getaffinity(0)), frozenset())
     with ExitStack() as stack:
         extra = ("--store", server.url(name))
         tested: list[Running] = []
         for n in range(number):
             starting = weir(
-                f"r{number}.{n}", upstream=port, window=AGENT_WINDOW, cores=cores.tested, home=place, extra=extra
+                f"r{number}.{n}",
+                upstream=port,
+                window=AGENT_WINDOW,
+                cores=cores.tested,
+                home=place,
+                extra=extra,
             )
             tested.append(await asyncio.to_thread(stack.enter_context, starting))
         ports = [each.port for each in tested]
@@ -145,7 +168,8 @@ def _cpu(server: Postgres) -> float:
 async def _counters(server: Postgres, database: str) -> tuple[float, float]:
     """Transactions of a database, and bytes of the server's log, so far."""
     [row] = await server.run(
-        f"SELECT xact_commit + xact_rollback AS n FROM pg_stat_database WHERE datname = '{database}'"
+        "SELECT xact_commit + xact_rollback AS n FROM pg_stat_database WHERE datname ="
+        f" '{database}'"
     )
     [log] = await server.run("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float AS n")
     return float(row["n"]), float(log["n"])
@@ -157,33 +181,55 @@ async def fill(url: str, *, conversations: int = 0, keys: int = 0) -> None:
     now = time.time()
     for start in range(0, conversations, AT_ONCE):
         rows = [
-            exchange(n, conversation=f"conv-{n:x}", branch=f"br-{n:x}", end=n.to_bytes(16, "big"), length=3, at=now)
+            exchange(
+                n,
+                conversation=f"conv-{n:x}",
+                branch=f"br-{n:x}",
+                end=n.to_bytes(16, "big"),
+                length=3,
+                at=now,
+            )
             for n in range(start, min(start + AT_ONCE, conversations))
         ]
         await store.record(rows)
     for n in range(keys):
-        row = KeyRow(name=f"key{n}", digest=f"{n:064x}", policy=None, models=(), allow=(), created=now)
+        row = KeyRow(
+            name=f"key{n}", digest=f"{n:064x}", policy=None, models=(), allow=(), created=now
+        )
         await store.add_key(row)
     await store.close()
 
 
 def small(url: str, *, place: Path) -> dict[str, float]:
     """CPU per request of small chats before a database, and what it holds in memory."""
-    cores, store = Cores.split(), ("--store", url, "--auth-mode", "open")
+    cores = Cores.split()
+    store = ("--store", url, "--auth-mode", "open")
     with (
         companion("stub", name="direct", cores=cores.others, home=place) as stub,
         companion("load", name="load", cores=cores.others, home=place) as load,
-        weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, extra=store) as tested,
+        weir(
+            "weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, extra=store
+        ) as tested,
     ):
         figures = []
         for turn in range(ROUNDS + 1):
             before = tested.cpu()
-            job = {"name": "weir", "case": "small", "connections": CONNECTIONS["small"], "seconds": ROUND_S}
+            job = {
+                "name": "weir",
+                "case": "small",
+                "connections": CONNECTIONS["small"],
+                "seconds": ROUND_S,
+            }
             report = load.ask({**job, "port": tested.port})
             tested.settle()
             if turn:
                 figures.append(1000 * (tested.cpu() - before) / max(1, report["requests"]))
-        return {"CPU ms": median(figures), "best": min(figures), "start, s": tested.ready_s, "MB": tested.rss_mb()}
+        return {
+            "CPU ms": median(figures),
+            "best": min(figures),
+            "start, s": tested.ready_s,
+            "MB": tested.rss_mb(),
+        }
 
 
 def show(title: str, first: str, rows: dict[int, dict[str, float]], console: Console) -> None:
@@ -204,18 +250,26 @@ def _numbers(text: str) -> list[int]:
 def main() -> int:
     """Measure and show."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--replicas", type=_numbers, default=[1, 2, 4])
     parser.add_argument("--conversations", type=_numbers, default=[10, 1_000, 100_000])
     parser.add_argument("--keys", type=_numbers, default=[10, 1_000])
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each number of replicas (15)")
-    asked, console = parser.parse_args(), Console(width=120)
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of each number of replicas (15)"
+    )
+    asked = parser.parse_args()
+    console = Console(width=120)
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as home:
         place = Path(home)
         if asked.replicas:
             with postgres_server() as server:
-                rows = {n: uvloop.run(replicas(n, server, seconds=asked.seconds, place=place)) for n in asked.replicas}
+                rows = {
+                    n: uvloop.run(replicas(n, server, seconds=asked.seconds, place=place))
+                    for n in asked.replicas
+                }
             show("Replicas on one PostgreSQL, requests in turns", "replicas", rows, console)
         for what in ("conversations", "keys"):
             found = {}

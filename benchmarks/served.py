@@ -1,4 +1,6 @@
-"""Recorded conversations played through a served Weir; what went up is kept as the upstream received it."""
+"""Recorded conversations played through a served Weir; what went up is kept as the upstream
+received it.
+"""
 
 import asyncio
 import json
@@ -38,7 +40,9 @@ ANSWER = {"index": 0, "message": {"role": "assistant", "content": "Done."}, "fin
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request of a conversation: its first ``upto`` messages, and a question behind them if there is one."""
+    """One request of a conversation: its first ``upto`` messages, and a question behind them if
+    there is one.
+    """
 
     upto: int
     question: str | None = None
@@ -48,7 +52,10 @@ class Ask:
 
     def messages(self, history: Chat) -> Chat:
         """What the client sends."""
-        return [*history[: self.upto], *([{"role": "user", "content": self.question}] if self.question else ())]
+        return [
+            *history[: self.upto],
+            *([{"role": "user", "content": self.question}] if self.question else ()),
+        ]
 
 
 def written(messages: Chat) -> list[str]:
@@ -57,7 +64,11 @@ def written(messages: Chat) -> list[str]:
 
 
 def _text(content: Any) -> str:
-    return "\n".join(str(p.get("text", "")) for p in content) if isinstance(content, list) else content or ""
+    return (
+        "\n".join(str(p.get("text", "")) for p in content)
+        if isinstance(content, list)
+        else content or ""
+    )
 
 
 def _calls(calls: Any) -> str:
@@ -76,10 +87,12 @@ def size(messages: Chat) -> int:
 
 
 def window_for(budget: int) -> int:
-    """The smallest window whose soft limit is ``budget`` under ``balanced`` before the upstream has reported usage.
+    """The smallest window whose soft limit is ``budget`` under ``balanced`` before the upstream has
+    reported usage.
 
-    That is (W - R - H) / (1 + M), where R is :data:`MAX_TOKENS`, or a quarter of W if that is less. The margin M is
-    .05, and .02 once three answers agree: a growing conversation may then have 3 % more.
+    That is (W - R - H) / (1 + M), where R is :data:`MAX_TOKENS`, or a quarter of W if that is less.
+    The margin M is .05, and .02 once three answers agree: a growing conversation may then have 3 %
+    more.
     """
     window = budget
     while divide(ContextSettings(), window=window, requested=MAX_TOKENS).soft_limit < budget:
@@ -91,8 +104,8 @@ def window_for(budget: int) -> int:
 async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[Send]:
     """Weir as it comes, but for what of ``balanced`` is overridden, with a model for each window.
 
-    What is given sends messages under a key to the model of a window, and says which went up; none if refused. The
-    model answers at once and reports exact usage.
+    What is given sends messages under a key to the model of a window, and says which went up; none
+    if refused. The model answers at once and reports exact usage.
     """
     went_up: dict[str, Chat] = {}
 
@@ -101,7 +114,12 @@ async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[S
         went_up[request.headers["authorization"]] = body["messages"]
         prompt = size(body["messages"])
         usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
-        head = {"id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": body["model"]}
+        head = {
+            "id": "chatcmpl-0",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+        }
         return JSONResponse({**head, "choices": [ANSWER], "usage": usage})
 
     async def send(key: str, messages: Chat, window: int) -> Chat:
@@ -119,14 +137,21 @@ async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[S
             values = {
                 "upstreams": {"recording": {"base_url": f"http://127.0.0.1:{behind.port}/v1"}},
                 "auth": {"tenant": "key"},  # whoever asks is another person
-                "models": [{"match": f"window-{window}", "window": window} for window in sorted(set(windows))],
+                "models": [
+                    {"match": f"window-{window}", "window": window}
+                    for window in sorted(set(windows))
+                ],
                 "policies": {"measured": {"preset": "balanced", **override}},
                 "default_policy": "measured",
             }
             path = Path(folder) / "weir.yaml"
             path.write_text(json.dumps(values))
-            config = load_config(path, env={}, flags=Flags(store=f"sqlite+aiosqlite:///{folder}/weir.db"))
-            app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER)
+            config = load_config(
+                path, env={}, flags=Flags(store=f"sqlite+aiosqlite:///{folder}/weir.db")
+            )
+            app = create_app(
+                config, telemetry=Telemetry.create(OtelSettings()), tokenizer=TOKENIZER
+            )
             async with serve(app) as weir:
                 yield send
 
@@ -134,9 +159,11 @@ async def serving(windows: Sequence[int], override: Override) -> AsyncIterator[S
 async def play(
     conversations: Sequence[tuple[Chat, Sequence[Ask], int]], *, growing: bool, override: Override
 ) -> list[dict[Ask, Chat]]:
-    """What went up for each request of conversations (messages, requests, window), in the order of sending.
+    """What went up for each request of conversations (messages, requests, window), in the order of
+    sending.
 
-    ``growing``: all of a conversation under one key, one after another; else each request under a key of its own.
+    ``growing``: all of a conversation under one key, one after another; else each request under a
+    key of its own.
     """
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -144,7 +171,9 @@ async def play(
         history, asks, window = conversations[number]
         async with limit:
             return {
-                ask: await send(f"sk-{number}-{0 if growing else place}", ask.messages(history), window)
+                ask: await send(
+                    f"sk-{number}-{0 if growing else place}", ask.messages(history), window
+                )
                 for place, ask in enumerate(asks)
             }
 

@@ -1,13 +1,15 @@
-"""Conversations with facts planted in them, written before the code they measure; nobody tunes on them.
+"""Conversations with facts planted in them, written before the code they measure; nobody tunes on
+them.
 
-``load(name)`` gives rows ``{"messages": [...], "meta": {...}}``; meta has ``id``, ``set``, ``budget`` (tokens sent),
-``window``, ``language``, ``carrier`` and ``facts``. A fact has ``kind``, ``needles`` (exact substrings of one message),
-``question``, ``place``, ``language``, ``said_by`` and ``message`` (its index). One that was said otherwise later has
-``superseded`` (words of the old statement), ``later`` (words of the newer one, which are its needles) and
-``later_message``.
+``load(name)`` gives rows ``{"messages": [...], "meta": {...}}``; meta has ``id``, ``set``,
+``budget`` (tokens sent), ``window``, ``language``, ``carrier`` and ``facts``. A fact has ``kind``,
+``needles`` (exact substrings of one message), ``question``, ``place``, ``language``, ``said_by``
+and ``message`` (its index). One that was said otherwise later has ``superseded`` (words of the old
+statement), ``later`` (words of the newer one, which are its needles) and ``later_message``.
 
-Texts are in ``sets/``; carriers are written from them by a fixed seed, so rows are the same bytes each time. Real
-English chats are used where ``../shared/data`` is there, and written ones in their place where it is not.
+Texts are in ``sets/``; carriers are written from them by a fixed seed, so rows are the same bytes
+each time. Real English chats are used where ``../shared/data`` is there, and written ones in their
+place where it is not.
 """
 
 import json
@@ -27,12 +29,26 @@ TEXTS = Path(__file__).with_name("sets")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SEED = 1722
 LANGUAGES = ("en", "de", "fr", "es", "zh", "ja", "ar", "ru")
-TOKENS_PER_CHARACTER = {"en": 0.23, "de": 0.25, "fr": 0.25, "es": 0.25, "zh": 0.83, "ja": 0.81, "ar": 0.36, "ru": 0.31}
+TOKENS_PER_CHARACTER = {
+    "en": 0.23,
+    "de": 0.25,
+    "fr": 0.25,
+    "es": 0.25,
+    "zh": 0.83,
+    "ja": 0.81,
+    "ar": 0.36,
+    "ru": 0.31,
+}
 """Of o200k_base in these carriers, to plan sizes by; the tests count exactly."""
 NO_BLANKS = frozenset({"zh", "ja"})
 _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)~(\d+)")
-_SHAPES = {"#": "0123456789", "^": "012345", "?": "ABCDEFGHJKLMNPQRSTUVWXYZ", "~": "0123456789abcdef"}
+_SHAPES = {
+    "#": "0123456789",
+    "^": "012345",
+    "?": "ABCDEFGHJKLMNPQRSTUVWXYZ",
+    "~": "0123456789abcdef",
+}
 _SENTENCE_END = re.compile(r"(?<=[.!?;؛؟])\s+|(?<=[。\uff01\uff1f])")
 
 
@@ -56,14 +72,19 @@ def lines_of(language: str) -> tuple[dict[str, str], tuple[Topic, ...]]:
     document = dict(texts(f"carriers/{language}"))
     words = dict(line.split(": ", 1) for line in document.pop("words").splitlines())
     topics = [
-        Topic(tuple(topic["user"].splitlines()), tuple(topic["assistant"].splitlines())) for topic in document.values()
+        Topic(tuple(topic["user"].splitlines()), tuple(topic["assistant"].splitlines()))
+        for topic in document.values()
     ]
     return words, tuple(topics)
 
 
 def sentences(text: str) -> list[str]:
     """Sentences of a text that a writer made."""
-    return [part.strip(" \n-*0123456789.") for part in _SENTENCE_END.split(text) if part.strip(" \n-*0123456789.")]
+    return [
+        part.strip(" \n-*0123456789.")
+        for part in _SENTENCE_END.split(text)
+        if part.strip(" \n-*0123456789.")
+    ]
 
 
 @dataclass(slots=True)
@@ -147,7 +168,10 @@ class Writer:
 
     def turn(self, least: int = 4, most: int = 9) -> list[Message]:
         """A question and its answer."""
-        return [says("user", self.ask()), says("assistant", self.answer(self.random.randint(least, most)))]
+        return [
+            says("user", self.ask()),
+            says("assistant", self.answer(self.random.randint(least, most))),
+        ]
 
     def pasted(self) -> list[Message]:
         """A turn in which the user brings a page of notes along."""
@@ -167,7 +191,9 @@ def tokens_about(messages: Sequence[Message], language: str) -> int:
 
 def written(language: str, tokens: int, random: Random) -> list[list[Message]]:
     """Turns wholly in a language."""
-    writer, turns, size = Writer(language, random), [], 0
+    writer = Writer(language, random)
+    turns = []
+    size = 0
     while size < tokens:
         turns.append(writer.turn())
         size += tokens_about(turns[-1], language)
@@ -175,7 +201,9 @@ def written(language: str, tokens: int, random: Random) -> list[list[Message]]:
 
 
 def windows(data: Path) -> list[list[list[Message]]]:
-    """The turns of real English chats, each beginning with a user's message; empty where the data is not there."""
+    """The turns of real English chats, each beginning with a user's message; empty where the data
+    is not there.
+    """
     path = data / "longmemeval_windows.jsonl"
     if not path.is_file():
         return []
@@ -194,10 +222,16 @@ def _ack(language: str, random: Random) -> Message:
     return says("assistant", random.choice(texts("acks")[language]))
 
 
-def calls(wanted: Sequence[tuple[str, str, Mapping[str, Any]]], content: str | None = None) -> Message:
+def calls(
+    wanted: Sequence[tuple[str, str, Mapping[str, Any]]], content: str | None = None
+) -> Message:
     """A message that calls tools: of each the call's id, the name and the arguments."""
     made = [
-        {"id": i, "type": "function", "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}}
+        {
+            "id": i,
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)},
+        }
         for i, name, given in wanted
     ]
     return {"role": "assistant", "content": content, "tool_calls": made}
@@ -223,7 +257,8 @@ class Loops:
 
     def turns(self, tokens: int) -> list[list[Message]]:
         """Turns of about so many tokens; the first begins with the system prompt."""
-        trade, writer = texts("agents")[self.trade], Writer("en", self.random)
+        trade = texts("agents")[self.trade]
+        writer = Writer("en", self.random)
         turns: list[list[Message]] = []
         size = 0
         while size < tokens:
@@ -244,8 +279,13 @@ class Loops:
             self.number += 1
             name = self.random.choice(trade["tools"].split("|"))
             key = self.random.choice(list(trade["fields"]))
-            wanted.append((f"call_{self.number:04d}", name, {key: self._value(trade["fields"][key])}))
-        results = [{"role": "tool", "tool_call_id": i, "content": self._records(trade["fields"])} for i, _, _ in wanted]
+            wanted.append(
+                (f"call_{self.number:04d}", name, {key: self._value(trade["fields"][key])})
+            )
+        results = [
+            {"role": "tool", "tool_call_id": i, "content": self._records(trade["fields"])}
+            for i, _, _ in wanted
+        ]
         return [calls(wanted), *results]
 
     def _records(self, fields: Mapping[str, str]) -> str:
@@ -255,7 +295,9 @@ class Loops:
             case 0:
                 return json.dumps({"count": count, "items": records})
             case 1:
-                return "\n".join(" ".join(f"{key}={value}" for key, value in each.items()) for each in records)
+                return "\n".join(
+                    " ".join(f"{key}={value}" for key, value in each.items()) for each in records
+                )
             case _:
                 rows = [list(fields), *(map(str, each.values()) for each in records)]
                 return "\n".join(" | ".join(row) for row in rows)
@@ -265,7 +307,9 @@ class Loops:
             field = self.random.choice(field.split("|"))
         if numbers := _NUMBERS.fullmatch(field):
             return self.random.randint(int(numbers.group(1)), int(numbers.group(2)))
-        return "".join(self.random.choice(_SHAPES[mark]) if mark in _SHAPES else mark for mark in field)
+        return "".join(
+            self.random.choice(_SHAPES[mark]) if mark in _SHAPES else mark for mark in field
+        )
 
 
 def _needs_own_turn(text: str, entry: Mapping[str, Any]) -> bool:
@@ -282,7 +326,9 @@ class Plan:
     lookups: int = 0
 
     def say(self, at: int, text: str, entry: Mapping[str, Any], language: str) -> None:
-        """Plant a text: in the turn at this place if it is attached to another message, else as a turn before it."""
+        """Plant a text: in the turn at this place if it is attached to another message, else as a
+        turn before it.
+        """
         by = entry.get("by", "user")
         if "@@" in text:
             message = next(m for m in reversed(self.turns[at]) if m["role"] == by)
@@ -311,7 +357,11 @@ def _copied(turns: Sequence[list[Message]]) -> list[list[Message]]:
 
 
 def _where(messages: Sequence[Message], needles: Sequence[str]) -> int:
-    found = [n for n, m in enumerate(messages) if all(needle in (m["content"] or "") for needle in needles)]
+    found = [
+        n
+        for n, m in enumerate(messages)
+        if all(needle in (m["content"] or "") for needle in needles)
+    ]
     if len(found) != 1:
         raise ValueError(f"{needles} stand in the messages {found}, not in one")
     return found[0]
@@ -339,13 +389,21 @@ def fact_of(entry: Mapping[str, Any], messages: Sequence[Message], language: str
     return fact
 
 
-def _row(name: str, number: int | str, messages: list[Message], facts: list[dict[str, Any]], **meta: Any) -> Row:
-    return {"messages": messages, "meta": {"id": f"{name}-{number}", "set": name, **meta, "facts": facts}}
+def _row(
+    name: str, number: int | str, messages: list[Message], facts: list[dict[str, Any]], **meta: Any
+) -> Row:
+    return {
+        "messages": messages,
+        "meta": {"id": f"{name}-{number}", "set": name, **meta, "facts": facts},
+    }
 
 
-def _one_rule(name: str, number: int, entry: Mapping[str, Any], turns: list[list[Message]], carrier: str) -> Row:
+def _one_rule(
+    name: str, number: int, entry: Mapping[str, Any], turns: list[list[Message]], carrier: str
+) -> Row:
     random = Random(f"{SEED}:{name}:{number}:place")
-    plan, last = Plan(turns, random), turns.pop()[0]
+    plan = Plan(turns, random)
+    last = turns.pop()[0]
     at = max(1, int(len(turns) * random.uniform(0.04, 0.5)))
     plan.say(at, entry["text"], entry, entry["lang"])
     if later := entry.get("later_text"):
@@ -353,7 +411,14 @@ def _one_rule(name: str, number: int, entry: Mapping[str, Any], turns: list[list
     messages = plan.messages(last)
     facts = [fact_of(entry, messages, entry["lang"])]
     return _row(
-        name, f"{number:02d}", messages, facts, budget=3_900, window=8_192, language=entry["lang"], carrier=carrier
+        name,
+        f"{number:02d}",
+        messages,
+        facts,
+        budget=3_900,
+        window=8_192,
+        language=entry["lang"],
+        carrier=carrier,
     )
 
 
@@ -366,13 +431,17 @@ def rules(data: Path) -> Iterator[Row]:
 
 
 def rules_in_english(data: Path) -> Iterator[Row]:
-    """The same rules in real English chats, where a sentence in another language is rare by itself."""
+    """The same rules in real English chats, where a sentence in another language is rare by
+    itself.
+    """
     chats = windows(data)
     for number, entry in enumerate(texts("rules")):
         if chats:
-            turns, carrier = _copied(chats[number % len(chats)]), "real"
+            turns = _copied(chats[number % len(chats)])
+            carrier = "real"
         else:
-            turns, carrier = written("en", 13_000, Random(f"{SEED}:rules_in_english:{number}")), "written"
+            turns = written("en", 13_000, Random(f"{SEED}:rules_in_english:{number}"))
+            carrier = "written"
         yield _one_rule("rules_in_english", number, entry, turns, carrier)
 
 
@@ -380,11 +449,14 @@ def rules_many(data: Path) -> Iterator[Row]:
     """45 rules of six languages in one chat of about 49,000 tokens."""
     random = Random(f"{SEED}:rules_many")
     chats = windows(data)
-    turns = _copied([t for chat in chats[:4] for t in chat]) if chats else written("en", 47_500, random)
+    turns = (
+        _copied([t for chat in chats[:4] for t in chat]) if chats else written("en", 47_500, random)
+    )
     entries = [(language, *rule) for language, said in texts("rules_many").items() for rule in said]
     random.shuffle(entries)
     last = turns.pop()[0]
-    plan, planted = Plan(turns, random), []
+    plan = Plan(turns, random)
+    planted = []
     for number, (language, text, needle) in enumerate(entries):
         at = max(1, int((number + random.random()) / len(entries) * len(turns) * 0.93))
         shown = f"@@ {text}" if number % 3 == 2 else text
@@ -394,7 +466,16 @@ def rules_many(data: Path) -> Iterator[Row]:
     messages = plan.messages(last)
     facts = [fact_of(entry, messages, language) for entry, language in planted]
     carrier = "real" if chats else "written"
-    yield _row("rules_many", 0, messages, facts, budget=4_000, window=8_192, language="many", carrier=carrier)
+    yield _row(
+        "rules_many",
+        0,
+        messages,
+        facts,
+        budget=4_000,
+        window=8_192,
+        language="many",
+        carrier=carrier,
+    )
 
 
 def _long_chat(data: Path, count: int, random: Random) -> list[list[Message]]:
@@ -406,7 +487,9 @@ def _long_chat(data: Path, count: int, random: Random) -> list[list[Message]]:
     turns: list[list[Message]] = []
     for number, chat in enumerate([*chats, []], 1):
         share = missing * number // (len(chats) + 1) - missing * (number - 1) // (len(chats) + 1)
-        turns += [writer.pasted() if random.random() < 0.2 else writer.turn(*words) for _ in range(share)]
+        turns += [
+            writer.pasted() if random.random() < 0.2 else writer.turn(*words) for _ in range(share)
+        ]
         turns += chat
     return turns
 
@@ -414,7 +497,8 @@ def _long_chat(data: Path, count: int, random: Random) -> list[list[Message]]:
 def facts300(data: Path, *, name: str = "facts300", asked: str = "question") -> Iterator[Row]:
     """60 facts over 300 turns, asked for in other words; the same chat for two windows.
 
-    ``asked`` is which of an entry's questions asks: ``plain`` is what one would type who wants to know it.
+    ``asked`` is which of an entry's questions asks: ``plain`` is what one would type who wants to
+    know it.
     """
     random = Random(f"{SEED}:facts300")
     entries = list(texts("facts"))
@@ -431,26 +515,44 @@ def facts300(data: Path, *, name: str = "facts300", asked: str = "question") -> 
         at = max(1, int((number + random.random()) / len(entries) * len(turns) * reach))
         plan.say(at, entry["text"], entry, "en")
         if revised:
-            plan.say(int(at + len(turns) * random.uniform(0.08, 0.3)), entry["later_text"], entry, "en")
+            plan.say(
+                int(at + len(turns) * random.uniform(0.08, 0.3)), entry["later_text"], entry, "en"
+            )
     messages = plan.messages(last)
     facts = [fact_of(entry | {"question": entry[asked]}, messages, "en") for entry in entries]
     carrier = "mixed" if windows(data) else "written"
     for label, window, budget in (("8k", 8_192, 4_100), ("32k", 32_768, 20_000)):
-        yield _row(name, label, messages, facts, budget=budget, window=window, language="en", carrier=carrier)
+        yield _row(
+            name,
+            label,
+            messages,
+            facts,
+            budget=budget,
+            window=window,
+            language="en",
+            carrier=carrier,
+        )
 
 
 _TRADES = ("guesthouse", "desk", "stores", "logs")
 
 
 def questions(data: Path) -> Iterator[Row]:
-    """One fact in a long chat or in long loops of tools; the rows end with an answer, the question comes next."""
+    """One fact in a long chat or in long loops of tools; the rows end with an answer, the question
+    comes next.
+    """
     for number, entry in enumerate(texts("questions")):
         random = Random(f"{SEED}:questions:{number}")
         language = entry.get("lang", "en")
         size = random.randint(19_000, 23_000)
         loops = entry.get("carrier") == "loops"
-        turns = Loops(_trade(entry, number), random).turns(size) if loops else written(language, size, random)
-        plan, made = Plan(turns, random), {"kind": "fact", "by": "tool" if "tool" in entry else "user", **entry}
+        turns = (
+            Loops(_trade(entry, number), random).turns(size)
+            if loops
+            else written(language, size, random)
+        )
+        plan = Plan(turns, random)
+        made = {"kind": "fact", "by": "tool" if "tool" in entry else "user", **entry}
         plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.6))), entry["text"], made, language)
         messages = plan.messages()
         facts = [fact_of(made, messages, language)]
@@ -469,22 +571,37 @@ def questions(data: Path) -> Iterator[Row]:
 
 def _trade(entry: Mapping[str, Any], number: int) -> str:
     """The trade that has the entry's tool, or else any."""
-    offered = {tool: trade for trade in _TRADES for tool in texts("agents")[trade]["tools"].split("|")}
+    offered = {
+        tool: trade for trade in _TRADES for tool in texts("agents")[trade]["tools"].split("|")
+    }
     return offered.get(entry.get("tool", ""), _TRADES[number % len(_TRADES)])
 
 
 def laundering(data: Path) -> Iterator[Row]:
-    """A tool result or the assistant claims what the user never said; ``note`` repeats it, ``claims`` are its words."""
+    """A tool result or the assistant claims what the user never said; ``note`` repeats it,
+    ``claims`` are its words.
+    """
     for number, entry in enumerate(texts("laundering")):
         random = Random(f"{SEED}:laundering:{number}")
         language = entry.get("lang", "en")
         size = random.randint(11_000, 13_000)
         looked_up = entry["by"] == "tool" and language == "en"
-        turns = Loops(_TRADES[number % 4], random).turns(size) if looked_up else written(language, size, random)
+        turns = (
+            Loops(_TRADES[number % 4], random).turns(size)
+            if looked_up
+            else written(language, size, random)
+        )
         last = turns.pop()
         text = f"@@\n{entry['text']}" if looked_up else entry["text"]
         ask, reply = texts("lookups").get(language, ("", ""))
-        made = {**entry, "kind": "laundering", "tool": "lookup", "call": {}, "ask": ask, "reply": reply}
+        made = {
+            **entry,
+            "kind": "laundering",
+            "tool": "lookup",
+            "call": {},
+            "ask": ask,
+            "reply": reply,
+        }
         plan = Plan(turns, random)
         plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.55))), text, made, language)
         messages = plan.messages(last[0])
@@ -504,14 +621,17 @@ def laundering(data: Path) -> Iterator[Row]:
 
 
 def grounding(data: Path) -> Iterator[Row]:
-    """A ``sentence`` of a note about messages in a long chat, true in other words or with one lie, of the kind ``lie``.
+    """A ``sentence`` of a note about messages in a long chat, true in other words or with one lie,
+    of the kind ``lie``.
 
     ``source`` gives the first and the last of the messages that it is about.
     """
     for number, source in enumerate(texts("grounding")):
-        random, language = Random(f"{SEED}:grounding:{number}"), source["lang"]
+        random = Random(f"{SEED}:grounding:{number}")
+        language = source["lang"]
         turns = written(language, random.randint(9_500, 11_000), random)
-        last, at = turns.pop()[0], int(len(turns) * random.uniform(0.05, 0.4))
+        last = turns.pop()[0]
+        at = int(len(turns) * random.uniform(0.05, 0.4))
         said = _said(source["source"])
         if said[-1]["role"] == "user":
             said.append(_ack(language, random))
@@ -519,7 +639,11 @@ def grounding(data: Path) -> Iterator[Row]:
         messages = [*before, *said, *(m for turn in turns[at:] for m in turn), last]
         for pair, (lie, false, true, evidence) in enumerate(source["pairs"]):
             facts = [
-                fact_of({"kind": "grounding", "text": "", "needles": [evidence], "question": ""}, messages, language)
+                fact_of(
+                    {"kind": "grounding", "text": "", "needles": [evidence], "question": ""},
+                    messages,
+                    language,
+                )
             ]
             for kind, sentence in ((lie, false), ("", true)):
                 yield _row(
@@ -558,9 +682,12 @@ def revised_values(data: Path) -> Iterator[Row]:
         language = entry.get("lang", "en")
         turns = Loops(_TRADES[number % 4], random).turns(random.randint(11_500, 13_500))
         last = turns.pop()
-        plan, later = Plan(turns, random), {**entry}
+        plan = Plan(turns, random)
+        later = {**entry}
         later |= {"ask": entry.get("later_ask"), "reply": entry.get("later_reply")}
-        plan.say(max(1, int(len(turns) * random.uniform(0.05, 0.4))), entry["text"], entry, language)
+        plan.say(
+            max(1, int(len(turns) * random.uniform(0.05, 0.4))), entry["text"], entry, language
+        )
         plan.say(int(len(turns) * random.uniform(0.5, 0.7)), entry["later_text"], later, language)
         messages = plan.messages(last[0])
         facts = [fact_of({"kind": "revised", **entry}, messages, language)]

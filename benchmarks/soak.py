@@ -1,12 +1,15 @@
-"""A Weir under a seeded mix of traffic of which three requests in ten go wrong: what grows that should not?
+"""A Weir under a seeded mix of traffic of which three requests in ten go wrong: what grows that
+should not?
 
-    python -m benchmarks.soak [--minutes 20] [--clients 6] [--pause 0] [--conversations 60] [--faults 0.3]
+    python -m benchmarks.soak [--minutes 20] [--clients 6] [--pause 0] [--conversations 60]
+    [--faults 0.3]
         [--seed 1] [--json FILE]
 
-Weir runs as its users start it, in front of the simulator with a window of 8K. Every client plays agent conversations
-that overflow it, out of a fixed set, so that caches fill once and then stay as they are. Each row says what the process
-holds; the last lines are what it grew by per 10,000 requests after the first third, and how the latency of answers
-without a fault moved: by itself, over that of the same machine without Weir, and in processor time.
+Weir runs as its users start it, in front of the simulator with a window of 8K. Every client plays
+agent conversations that overflow it, out of a fixed set, so that caches fill once and then stay as
+they are. Each row says what the process holds; the last lines are what it grew by per 10,000
+requests after the first third, and how the latency of answers without a fault moved: by itself,
+over that of the same machine without Weir, and in processor time.
 """
 
 import argparse
@@ -35,19 +38,44 @@ from tests.upstream.model import SimulatorSettings
 WINDOW = 8_192
 STEPS = 30
 FAULTS = (
-    "500", "429:0", "html", "empty_200", "truncated_json", "cut_stream:2", "end_early", "error_in_stream",
-    "error_in_stream_after_content:2", "no_done", "wrong_window", "wording:bedrock", "latency:0.3",
-)  # fmt: skip
-GONE, NONSENSE = "client leaves", "no JSON"
+    "500",
+    "429:0",
+    "html",
+    "empty_200",
+    "truncated_json",
+    "cut_stream:2",
+    "end_early",
+    "error_in_stream",
+    "error_in_stream_after_content:2",
+    "no_done",
+    "wrong_window",
+    "wording:bedrock",
+    "latency:0.3",
+)
+GONE = "client leaves"
+NONSENSE = "no JSON"
 SLOWEST = 30.0
-WORDS = ("server", "request", "file", "module", "path", "value", "index", "error", "result", "function", "buffer")
+WORDS = (
+    "server",
+    "request",
+    "file",
+    "module",
+    "path",
+    "value",
+    "index",
+    "error",
+    "result",
+    "function",
+    "buffer",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What the process holds at one moment; bytes, counts, and milliseconds since the row before.
 
-    The milliseconds are those of answers, of answers without Weir, and of processor time for a request.
+    The milliseconds are those of answers, of answers without Weir, and of processor time for a
+    request.
     """
 
     minute: float
@@ -64,7 +92,9 @@ class Held:
 
     @property
     def slower(self) -> float:
-        """How many times as long an answer takes as without Weir, on the same machine at the same time."""
+        """How many times as long an answer takes as without Weir, on the same machine at the same
+        time.
+        """
         return self.p50_ms / max(0.01, self.direct_ms)
 
 
@@ -127,9 +157,13 @@ class Soak:
             messages += _step(which, step)
             await asyncio.sleep(rng.uniform(0, 2 * self.pause))
 
-    async def _ask(self, messages: list[dict[str, Any]], *, which: int, fault: str, stream: bool) -> str:
+    async def _ask(
+        self, messages: list[dict[str, Any]], *, which: int, fault: str, stream: bool
+    ) -> str:
         """Send one request; the status of its answer, or what became of the connection."""
-        body = json.dumps({"model": "sim", "messages": messages, "max_tokens": 256, "stream": stream}).encode()
+        body = json.dumps(
+            {"model": "sim", "messages": messages, "max_tokens": 256, "stream": stream}
+        ).encode()
         headers = {"authorization": f"Bearer sk-{which % 5}", "content-type": "application/json"}
         if fault and fault not in (GONE, NONSENSE):
             headers["x-sim-fault"] = fault
@@ -170,10 +204,14 @@ class Soak:
             self.report.rows.append(await self._held((time.monotonic() - begun) / 60))
 
     async def _held(self, minute: float) -> Held:
-        pid, taken = self.target.pid, sorted(self.taken) or [0.0]
-        requests, used = self.requests - self.read[0], self.target.cpu() - self.read[1]
+        pid = self.target.pid
+        taken = sorted(self.taken) or [0.0]
+        requests = self.requests - self.read[0]
+        used = self.target.cpu() - self.read[1]
         direct = median(self.direct or [0.0])
-        self.taken, self.direct, self.read = [], [], (self.requests, self.target.cpu())
+        self.taken = []
+        self.direct = []
+        self.read = (self.requests, self.target.cpu())
         database = self.home / "soaked.db"
         return Held(
             minute=round(minute, 2),
@@ -207,7 +245,10 @@ def _prose(words: int, seed: str) -> str:
 def _opening(which: int) -> list[dict[str, Any]]:
     return [
         {"role": "system", "content": "You are a careful coding agent."},
-        {"role": "user", "content": f"Task {which}: move the module. Never touch src/keep_{which}.py."},
+        {
+            "role": "user",
+            "content": f"Task {which}: move the module. Never touch src/keep_{which}.py.",
+        },
     ]
 
 
@@ -241,13 +282,18 @@ async def soak(
         async with serve_simulator(settings, counter=Tokenizer().counter("o200k_base")) as upstream:
             cores = Cores(frozenset(range(256)), frozenset())
             port = int(upstream.base_url.rsplit(":", 1)[1].split("/")[0])
-            with weir("soaked", upstream=port, window=WINDOW, cores=cores.tested, home=home, extra=extra) as target:
+            with weir(
+                "soaked", upstream=port, window=WINDOW, cores=cores.tested, home=home, extra=extra
+            ) as target:
                 async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-                    load, begun = Soak(target, home, http, faults, pause, conversations), time.monotonic()
+                    load = Soak(target, home, http, faults, pause, conversations)
+                    begun = time.monotonic()
                     ends = begun + seconds
                     watching = asyncio.create_task(load.watch(begun, ends, seconds / rows))
                     comparing = asyncio.create_task(load.compare(upstream.base_url, ends))
-                    await asyncio.gather(comparing, *(load.client(n, ends, seed) for n in range(clients)))
+                    await asyncio.gather(
+                        comparing, *(load.client(n, ends, seed) for n in range(clients))
+                    )
                     with suppress(asyncio.CancelledError):
                         await watching
                     return load.report
@@ -255,7 +301,9 @@ async def soak(
 
 def main() -> int:
     """Run it as the command line says and print what was held."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
@@ -264,9 +312,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    asked = {name: getattr(given, name) for name in ("clients", "pause", "conversations", "faults", "seed")}
+    asked = {
+        name: getattr(given, name)
+        for name in ("clients", "pause", "conversations", "faults", "seed")
+    }
     report = asyncio.run(soak(seconds=60 * given.minutes, rows=20, **asked))
-    columns = ("minute", "requests", "RSS MB", "fds", "tasks", "DB KB", "WAL KB", "p50 ms", "p99 ms", "direct", "CPU")
+    columns = (
+        "minute",
+        "requests",
+        "RSS MB",
+        "fds",
+        "tasks",
+        "DB KB",
+        "WAL KB",
+        "p50 ms",
+        "p99 ms",
+        "direct",
+        "CPU",
+    )
     table = Table(*columns)
     for row in report.rows:
         table.add_row(*(str(value) for value in asdict(row).values()))

@@ -1,12 +1,14 @@
 """Speed: what Weir costs beside a relay that does nothing, both measured in one run, in turns.
 
-    python -m benchmarks.speed [--cases small,agent,stream,alone,growth,cold] [--seconds N] [--rounds N] [--otlp]
+    python -m benchmarks.speed [--cases small,agent,stream,alone,growth,cold] [--seconds N]
+    [--rounds N] [--otlp]
                                [--peer NAME='COMMAND' …] [--json FILE]
 
-CPU is the proxy process's own, user and system, per request; a ratio is taken of two rounds that follow each other.
-``best`` is the cheapest round over the floor's cheapest; ``held`` the longest wait for ``/healthz`` in the
-best round, ms. ``--peer`` measures another proxy beside them, started as ``benchmarks.peers`` says.
-Exits with 1 if any answer was wrong; a target that is missed is shown and is no failure.
+CPU is the proxy process's own, user and system, per request; a ratio is taken of two rounds that
+follow each other. ``best`` is the cheapest round over the floor's cheapest; ``held`` the longest
+wait for ``/healthz`` in the best round, ms. ``--peer`` measures another proxy beside them, started
+as ``benchmarks.peers`` says. Exits with 1 if any answer was wrong; a target that is missed is shown
+and is no failure.
 """
 
 import argparse
@@ -59,7 +61,14 @@ class Bench:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def measure(
-        self, subject: Running, case: str, *, label: str, connections: int, seconds: float, **more: object
+        self,
+        subject: Running,
+        case: str,
+        *,
+        label: str,
+        connections: int,
+        seconds: float,
+        **more: object,
     ) -> dict[str, Any]:
         """One round: the load's figures and the CPU ms per request of ``subject``."""
         before = subject.cpu()
@@ -76,21 +85,37 @@ class Bench:
         self.samples.append(sample)
         return sample
 
-    def in_turns(self, subjects: Sequence[Running], case: str, *, label: str, connections: int, **more: Any) -> None:
-        """``rounds`` rounds of each subject, one after the other, every second time the other way round."""
+    def in_turns(
+        self, subjects: Sequence[Running], case: str, *, label: str, connections: int, **more: Any
+    ) -> None:
+        """``rounds`` rounds of each subject, one after the other, every second time the other way
+        round.
+        """
         seconds = self.seconds
         if case in STREAMS:
-            seconds, more = STREAM_SECONDS, {**more, "spread": 0.8 * STREAM_SECONDS}
+            seconds = STREAM_SECONDS
+            more = {**more, "spread": 0.8 * STREAM_SECONDS}
         for subject in subjects:
-            self.measure(subject, case, label=f"{label} (warm-up)", connections=connections, seconds=WARM_UP, **more)
+            self.measure(
+                subject,
+                case,
+                label=f"{label} (warm-up)",
+                connections=connections,
+                seconds=WARM_UP,
+                **more,
+            )
         for turn in range(self.rounds):
             for subject in subjects if turn % 2 == 0 else reversed(subjects):
-                self.measure(subject, case, label=label, connections=connections, seconds=seconds, **more)
+                self.measure(
+                    subject, case, label=label, connections=connections, seconds=seconds, **more
+                )
 
     def of(self, label: str, subject: str, key: str) -> list[float]:
         """One figure of every round that has it."""
         return [
-            s[key] for s in self.samples if s["label"] == label and s["subject"] == subject and s.get(key) is not None
+            s[key]
+            for s in self.samples
+            if s["label"] == label and s["subject"] == subject and s.get(key) is not None
         ]
 
     def middle(self, label: str, subject: str, key: str) -> float | None:
@@ -106,7 +131,9 @@ class Bench:
     def wrong(self) -> list[str]:
         """What was wrong with answers, warm-ups included."""
         return [
-            f"{s['label']}, {s['subject']}: {s['failed']} wrong, {s['errors'][:2]}" for s in self.samples if s["failed"]
+            f"{s['label']}, {s['subject']}: {s['failed']} wrong, {s['errors'][:2]}"
+            for s in self.samples
+            if s["failed"]
         ]
 
 
@@ -126,7 +153,13 @@ class Target:
 
 
 def run(
-    cases: Sequence[str], *, seconds: float, rounds: int, otlp: bool, console: Console, peers: Mapping[str, str] = {}
+    cases: Sequence[str],
+    *,
+    seconds: float,
+    rounds: int,
+    otlp: bool,
+    console: Console,
+    peers: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Everything that was measured, as one JSON object."""
     cores = Cores.split()
@@ -135,24 +168,45 @@ def run(
         say = console.log
 
         def beside(module: str, *arguments: str, name: str, on: frozenset[int]) -> Running:
-            return stack.enter_context(companion(module, *arguments, name=name, cores=on, home=place))
+            return stack.enter_context(
+                companion(module, *arguments, name=name, cores=on, home=place)
+            )
 
-        stub, load = beside("stub", name="direct", on=cores.others), beside("load", name="load", on=cores.others)
-        floor = beside("floor", "--upstream", f"http://127.0.0.1:{stub.port}", name="floor", on=cores.tested)
-        tested = stack.enter_context(weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place))
+        stub = beside("stub", name="direct", on=cores.others)
+        load = beside("load", name="load", on=cores.others)
+        floor = beside(
+            "floor", "--upstream", f"http://127.0.0.1:{stub.port}", name="floor", on=cores.tested
+        )
+        tested = stack.enter_context(
+            weir("weir", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place)
+        )
         say(f"weir ready after {tested.ready_s:.2f} s, {tested.rss_mb():.0f} MB")
         memory = {"ready": tested.rss_mb()}
         subjects = [floor, tested]
         if otlp:
             subjects.append(
                 stack.enter_context(
-                    weir("weir+otlp", upstream=stub.port, window=WINDOW, cores=cores.tested, home=place, otlp=stub.port)
+                    weir(
+                        "weir+otlp",
+                        upstream=stub.port,
+                        window=WINDOW,
+                        cores=cores.tested,
+                        home=place,
+                        otlp=stub.port,
+                    )
                 )
             )
         for name, command in peers.items():
             subjects.append(
                 stack.enter_context(
-                    other(name, command, upstream=stub.port, window=WINDOW, cores=cores.tested, home=place)
+                    other(
+                        name,
+                        command,
+                        upstream=stub.port,
+                        window=WINDOW,
+                        cores=cores.tested,
+                        home=place,
+                    )
                 )
             )
         bench = Bench(load, rounds, seconds)
@@ -172,7 +226,11 @@ def run(
         figures = _figures(bench, cases, tested, floor, memory, peers=tuple(peers))
         return {
             "at": strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
+            "machine": {
+                "cpus": os.cpu_count(),
+                "python": platform.python_version(),
+                "system": platform.platform(),
+            },
             "seconds": seconds,
             "rounds": rounds,
             **figures,
@@ -182,22 +240,41 @@ def run(
 
 
 def _cold(bench: Bench, subjects: Sequence[Running]) -> None:
-    """Conversations that nobody has ever seen, one after the other, and how long the event loop is held meanwhile."""
+    """Conversations that nobody has ever seen, one after the other, and how long the event loop is
+    held meanwhile.
+    """
     for _ in range(COLD_ROUNDS):
         for subject in subjects:
-            bench.measure(subject, "cold", label="cold", connections=1, seconds=20.0, most=COLD_REQUESTS, pulse=True)
+            bench.measure(
+                subject,
+                "cold",
+                label="cold",
+                connections=1,
+                seconds=20.0,
+                most=COLD_REQUESTS,
+                pulse=True,
+            )
 
 
 def _growth(bench: Bench, stub: Running, cores: Cores, place: Path) -> None:
     """The same new content after 200 messages and after 400, for a Weir with room for both."""
-    with weir("wide", upstream=stub.port, window=WIDE_WINDOW, cores=cores.tested, home=place) as wide:
+    with weir(
+        "wide", upstream=stub.port, window=WIDE_WINDOW, cores=cores.tested, home=place
+    ) as wide:
         for messages in (200, 400):
             label = f"growth {messages} (warm-up)"
-            bench.measure(wide, "agent", label=label, connections=4, seconds=WARM_UP, messages=messages)
+            bench.measure(
+                wide, "agent", label=label, connections=4, seconds=WARM_UP, messages=messages
+            )
         for _ in range(bench.rounds):
             for messages in (200, 400):
                 bench.measure(
-                    wide, "agent", label=f"growth {messages}", connections=4, seconds=bench.seconds, messages=messages
+                    wide,
+                    "agent",
+                    label=f"growth {messages}",
+                    connections=4,
+                    seconds=bench.seconds,
+                    messages=messages,
                 )
 
 
@@ -213,12 +290,19 @@ def _figures(
     """Figures per case and the targets they are held against."""
     rows = [_row(bench, label, subject) for label, subject in _measured(bench)]
     targets = [
-        Target(f"{case}: CPU per request over the floor's", median(ratios), MAX_RATIO[case], "times")
+        Target(
+            f"{case}: CPU per request over the floor's", median(ratios), MAX_RATIO[case], "times"
+        )
         for case in cases
         if case in MAX_RATIO and (ratios := bench.ratios(case, "weir"))
     ]
     targets += [
-        Target(f"{case}: CPU per request over that of {peer}", median(ratios), MAX_OF_PEER[case], "times")
+        Target(
+            f"{case}: CPU per request over that of {peer}",
+            median(ratios),
+            MAX_OF_PEER[case],
+            "times",
+        )
         for case in cases
         for peer in peers
         if case in MAX_OF_PEER and (ratios := bench.ratios(case, "weir", to=peer))
@@ -240,18 +324,34 @@ def _figures(
             )
         )
     if "cold" in cases:
-        targets.append(Target("cold: added p50", _added(bench, "cold", "p50_ms"), MAX_COLD_MS, "ms"))
+        targets.append(
+            Target("cold: added p50", _added(bench, "cold", "p50_ms"), MAX_COLD_MS, "ms")
+        )
         held = min(bench.of("cold", "weir", "pulse_max_ms"), default=0.0)
-        targets.append(Target("cold: event loop held, at most, best round", held, MAX_HELD_MS, "ms"))
+        targets.append(
+            Target("cold: event loop held, at most, best round", held, MAX_HELD_MS, "ms")
+        )
     targets.append(Target("start to ready", tested.ready_s, MAX_START_S, "s"))
-    targets.append(Target("RSS when ready, a vocabulary loaded", memory["ready"], MAX_READY_MB, "MB"))
+    targets.append(
+        Target("RSS when ready, a vocabulary loaded", memory["ready"], MAX_READY_MB, "MB")
+    )
     targets.append(Target("RSS after it all", tested.rss_mb(), MAX_MB, "MB"))
     return {
         "rows": rows,
         "targets": [
-            {"name": t.name, "value": round(t.value, 3), "most": t.most, "unit": t.unit, "met": t.met} for t in targets
+            {
+                "name": t.name,
+                "value": round(t.value, 3),
+                "most": t.most,
+                "unit": t.unit,
+                "met": t.met,
+            }
+            for t in targets
         ],
-        "rss_mb": {**{k: round(v, 1) for k, v in memory.items()}, "floor": round(floor.rss_mb(), 1)},
+        "rss_mb": {
+            **{k: round(v, 1) for k, v in memory.items()},
+            "floor": round(floor.rss_mb(), 1),
+        },
     }
 
 
@@ -290,15 +390,33 @@ def _row(bench: Bench, label: str, subject: str) -> dict[str, Any]:
 
 
 def _best(bench: Bench, label: str, subject: str) -> float:
-    """The cheapest round over the floor's cheapest: what other work on the machine disturbs least."""
-    return round(min(bench.of(label, subject, "cpu_ms")) / min(bench.of(label, "floor", "cpu_ms")), 3)
+    """The cheapest round over the floor's cheapest: what other work on the machine disturbs
+    least.
+    """
+    return round(
+        min(bench.of(label, subject, "cpu_ms")) / min(bench.of(label, "floor", "cpu_ms")), 3
+    )
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the tables."""
     table = Table(title="CPU ms per request, in turns", padding=(0, 0))
-    for name in ("case", "subject", "n", "CPU", "/floor", "range", "best", "p50 ms", "p99 ms", "1st byte", "held"):
-        table.add_column(name, justify="left" if name in ("case", "subject") else "right", no_wrap=True)
+    for name in (
+        "case",
+        "subject",
+        "n",
+        "CPU",
+        "/floor",
+        "range",
+        "best",
+        "p50 ms",
+        "p99 ms",
+        "1st byte",
+        "held",
+    ):
+        table.add_column(
+            name, justify="left" if name in ("case", "subject") else "right", no_wrap=True
+        )
     for row in result["rows"]:
         low, high = row["ratio_range"] or (None, None)
         table.add_row(
@@ -327,7 +445,9 @@ def show(result: Mapping[str, Any], console: Console) -> None:
             "[green]yes" if target["met"] else "[red]no",
         )
     console.print(aims)
-    console.print("RSS, MB: " + ", ".join(f"{name} {value:.0f}" for name, value in result["rss_mb"].items()))
+    console.print(
+        "RSS, MB: " + ", ".join(f"{name} {value:.0f}" for name, value in result["rss_mb"].items())
+    )
     for wrong in result["wrong"]:
         console.print(f"[red]{wrong}", markup=True)
 
@@ -339,16 +459,31 @@ def _number(value: float | None, digits: int) -> str:
 def main() -> int:
     """Measure, show, write; 1 if an answer was wrong, 2 if the arguments were."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cases", default=",".join(CASES), help=f"of {','.join(CASES)}; all by default")
+    parser.add_argument(
+        "--cases", default=",".join(CASES), help=f"of {','.join(CASES)}; all by default"
+    )
     parser.add_argument("--seconds", type=float, default=0.6, help="length of a round (0.6)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each subject (5)")
-    parser.add_argument("--otlp", action="store_true", help="measure also a Weir that exports its traces")
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=COMMAND", help="measure also another proxy"
+        "--otlp", action="store_true", help="measure also a Weir that exports its traces"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write; under benchmarks/results by default")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="measure also another proxy",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="where to write; under benchmarks/results by default",
+    )
     arguments = parser.parse_args()
     cases = [name for name in arguments.cases.split(",") if name]
     if unknown := [name for name in cases if name not in CASES]:
@@ -356,10 +491,18 @@ def main() -> int:
     peers = dict(given.split("=", 1) for given in arguments.peer)
     console = Console(width=max(120, Console().width))
     result = run(
-        cases, seconds=arguments.seconds, rounds=arguments.rounds, otlp=arguments.otlp, peers=peers, console=console
+        cases,
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        otlp=arguments.otlp,
+        peers=peers,
+        console=console,
     )
     show(result, console)
-    path = arguments.json or ROOT / "benchmarks" / "results" / f"speed-{strftime('%Y%m%d-%H%M%S')}.json"
+    path = (
+        arguments.json
+        or ROOT / "benchmarks" / "results" / f"speed-{strftime('%Y%m%d-%H%M%S')}.json"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written to {path}")

@@ -2,10 +2,11 @@
 
     python -m benchmarks.storage [--conversations N] [--requests M] [--json]
 
-N agents read Python's standard library file by file, a part of one with each request, through a real Weir in front of
-the simulator in a window of 16,384 tokens; every fourth conversation is a chat that never fills it. Shown are the bytes
-of the database file, its log brought in and free pages left out, over the number of requests; and the tables and
-indexes that they belong to, where SQLite can tell.
+N agents read Python's standard library file by file, a part of one with each request, through a
+real Weir in front of the simulator in a window of 16,384 tokens; every fourth conversation is a
+chat that never fills it. Shown are the bytes of the database file, its log brought in and free
+pages left out, over the number of requests; and the tables and indexes that they belong to, where
+SQLite can tell.
 """
 
 import argparse
@@ -39,7 +40,8 @@ SHOWN = 12
 def parts(seed: int) -> Iterator[tuple[str, str]]:
     """Files of the standard library in parts of 3,600 characters, in an order of the seed's.
 
-    This repository's own would be another text with each commit, of which a request leaves up to 8 % more or less.
+    This repository's own would be another text with each commit, of which a request leaves up to 8
+    % more or less.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
@@ -54,13 +56,17 @@ def opening(seed: int) -> list[dict[str, Any]]:
     """What a conversation begins with."""
     return [
         {"role": "system", "content": "You are a careful reviewer. Read before you judge."},
-        {"role": "user", "content": f"Review run {seed}: find what is wrong in this repository and say where."},
+        {
+            "role": "user",
+            "content": f"Review run {seed}: find what is wrong in this repository and say where.",
+        },
     ]
 
 
 async def talk(client: Any, seed: int, requests: int) -> int:
     """One conversation; how many requests it made."""
-    messages, read = opening(seed), parts(seed)
+    messages = opening(seed)
+    read = parts(seed)
     for number in range(requests):
         await client.chat.completions.create(model="sim", messages=messages, max_tokens=256)
         name, text = next(read)
@@ -82,12 +88,18 @@ async def talk(client: Any, seed: int, requests: int) -> int:
 async def play(url: str, *, conversations: int, requests: int) -> int:
     """All conversations, four at a time; how many requests there were."""
     tokenizer = Tokenizer()
-    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=tokenizer.counter("o200k_base")) as simulator:
-        config = load_config(None, env={}, flags=Flags(upstream=simulator.base_url, window=WINDOW, store=url))
+    async with serve_simulator(
+        SimulatorSettings(window=WINDOW), counter=tokenizer.counter("o200k_base")
+    ) as simulator:
+        config = load_config(
+            None, env={}, flags=Flags(upstream=simulator.base_url, window=WINDOW, store=url)
+        )
         app = create_app(config, telemetry=Telemetry.create(OtelSettings()), tokenizer=tokenizer)
         async with (
             serve(app) as server,
-            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sk-bench") as client,
+            openai.AsyncOpenAI(
+                base_url=f"http://127.0.0.1:{server.port}/v1", api_key="sk-bench"
+            ) as client,
         ):
             done = 0
             for start in range(0, conversations, 4):
@@ -101,10 +113,13 @@ def sizes(database: Path) -> tuple[int, dict[str, int]]:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         pages, free, size = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
         )
         try:
-            rows = connection.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY 2 DESC").fetchall()
+            rows = connection.execute(
+                "SELECT name, sum(pgsize) FROM dbstat GROUP BY name ORDER BY 2 DESC"
+            ).fetchall()
         except sqlite3.OperationalError:
             rows = []
     return (pages - free) * size, dict(rows)
@@ -112,7 +127,9 @@ def sizes(database: Path) -> tuple[int, dict[str, int]]:
 
 def main() -> None:
     """Play, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--json", action="store_true")
@@ -124,7 +141,16 @@ def main() -> None:
         whole, tables = sizes(database)
     each = {name: round(size / made) for name, size in tables.items()}
     if given.json:
-        print(json.dumps({"requests": made, "bytes": whole, "bytes_a_request": round(whole / made), "tables": each}))
+        print(
+            json.dumps(
+                {
+                    "requests": made,
+                    "bytes": whole,
+                    "bytes_a_request": round(whole / made),
+                    "tables": each,
+                }
+            )
+        )
         return
     print(f"{made} requests, {whole:,} bytes: {whole / made:,.0f} bytes a request")
     for name, size in list(each.items())[:SHOWN]:

@@ -1,9 +1,11 @@
-"""The upstream of the benchmark: answers at once, as cheaply as Python can, and checks what it was sent.
+"""The upstream of the benchmark: answers at once, as cheaply as Python can, and checks what it was
+sent.
 
     python -m benchmarks.stub
 
-Prints ``{"port": N}``. A request whose body is not the one that ``x-bench-digest`` names is answered with 400: the
-proxy under test must have changed nothing. With ``--any`` the body may be any. Traces and metrics (OTLP) are swallowed.
+Prints ``{"port": N}``. A request whose body is not the one that ``x-bench-digest`` names is
+answered with 400: the proxy under test must have changed nothing. With ``--any`` the body may be
+any. Traces and metrics (OTLP) are swallowed.
 """
 
 import argparse
@@ -21,7 +23,10 @@ PATHS = frozenset({"/chat/completions", "/responses", "/messages"})
 PACE = 0.01
 CHARS_PER_TOKEN = 4
 _JSON = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding:"
+    b" chunked\r\n\r\n"
+)
 _END = b"0\r\n\r\n"
 
 
@@ -38,14 +43,30 @@ def completion(size: int, path: str = "/chat/completions") -> bytes:
     prompt = size // CHARS_PER_TOKEN
     usage = {"input_tokens": prompt, "output_tokens": 10}
     if path == "/messages":
-        message = {"id": "msg_bench", "type": "message", "role": "assistant", "model": "gpt-4o-mini"}
-        said = {"content": [{"type": "text", "text": SAID}], "stop_reason": "end_turn", "stop_sequence": None}
+        message = {
+            "id": "msg_bench",
+            "type": "message",
+            "role": "assistant",
+            "model": "gpt-4o-mini",
+        }
+        said = {
+            "content": [{"type": "text", "text": SAID}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+        }
         return json.dumps({**message, **said, "usage": usage}, separators=(",", ":")).encode()
     if path == "/responses":
-        response = {"id": "resp_bench", "object": "response", "status": "completed", "model": "gpt-4o-mini"}
+        response = {
+            "id": "resp_bench",
+            "object": "response",
+            "status": "completed",
+            "model": "gpt-4o-mini",
+        }
         text = {"type": "output_text", "text": SAID, "annotations": []}
         output = [{"id": "msg_bench", "type": "message", "role": "assistant", "content": [text]}]
-        return json.dumps({**response, "output": output, "usage": usage}, separators=(",", ":")).encode()
+        return json.dumps(
+            {**response, "output": output, "usage": usage}, separators=(",", ":")
+        ).encode()
     return json.dumps(
         {
             "id": "chatcmpl-bench",
@@ -60,16 +81,24 @@ def completion(size: int, path: str = "/chat/completions") -> bytes:
                     "finish_reason": "stop",
                 }
             ],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": 10, "total_tokens": prompt + 10},
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": 10,
+                "total_tokens": prompt + 10,
+            },
         },
         separators=(",", ":"),
     ).encode()
 
 
 def events(path: str = "/chat/completions") -> tuple[bytes, ...]:
-    """The answer to a streamed request in CHUNKS pieces: what begins it, words, and with the last what ends it."""
+    """The answer to a streamed request in CHUNKS pieces: what begins it, words, and with the last
+    what ends it.
+    """
     if path == "/chat/completions":
-        deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
+        deltas: list[tuple[dict[str, str], str | None]] = [
+            ({"role": "assistant", "content": ""}, None)
+        ]
         deltas += [({"content": word}, None) for word in _WORDS]
         deltas.append(({}, "stop"))
         out = [
@@ -91,19 +120,24 @@ def events(path: str = "/chat/completions") -> tuple[bytes, ...]:
         return (
             _event("message_start", message=begun)
             + _event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
-            *(_event("content_block_delta", index=0, delta={"type": "text_delta", "text": word}) for word in _WORDS),
+            *(
+                _event("content_block_delta", index=0, delta={"type": "text_delta", "text": word})
+                for word in _WORDS
+            ),
             _event("content_block_stop", index=0)
             + _event("message_delta", delta=ends, usage={"output_tokens": 10})
             + _event("message_stop"),
         )
-    begun, [item] = whole | {"status": "in_progress", "output": [], "usage": None}, whole["output"]
+    begun = whole | {"status": "in_progress", "output": [], "usage": None}
+    [item] = whole["output"]
     place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
     return (
         _event("response.created", response=begun)
         + _event("response.output_item.added", output_index=0, item=item | {"content": []})
         + _event("response.content_part.added", **place, part=item["content"][0] | {"text": ""}),
         *(_event("response.output_text.delta", **place, delta=word) for word in _WORDS),
-        _event("response.output_item.done", output_index=0, item=item) + _event("response.completed", response=whole),
+        _event("response.output_item.done", output_index=0, item=item)
+        + _event("response.completed", response=whole),
     )
 
 
@@ -115,7 +149,9 @@ def _event(kind: str = "", **said: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data) if kind else b"data: %b\n\n" % data
 
 
-_CHUNKED = {path: tuple(b"%x\r\n%b\r\n" % (len(each), each) for each in events(path)) for path in PATHS}
+_CHUNKED = {
+    path: tuple(b"%x\r\n%b\r\n" % (len(each), each) for each in events(path)) for path in PATHS
+}
 
 
 class Upstream(asyncio.Protocol):
@@ -144,7 +180,8 @@ class Upstream(asyncio.Protocol):
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
                 return
-            rest, self._head = self._head[end + 4 :], self._head[:end]
+            rest = self._head[end + 4 :]
+            self._head = self._head[:end]
             if b"transfer-encoding: chunked" in self._head.lower():
                 self._answer_json(400, b'{"error":{"message":"the length was lost on the way"}}')
                 return
@@ -154,7 +191,8 @@ class Upstream(asyncio.Protocol):
             self._answer(self._head, b"".join(self._parts))
 
     def _answer(self, head: bytes, body: bytes) -> None:
-        self._head, self._parts = b"", []
+        self._head = b""
+        self._parts = []
         target = head.split(b" ", 2)[1]
         path = target.removeprefix(b"/v1").decode("latin-1")
         if path not in PATHS:
@@ -171,7 +209,9 @@ class Upstream(asyncio.Protocol):
 
     def _answer_json(self, status: int, body: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(_JSON % (status, b"OK" if status == 200 else b"Refused", len(body), body))
+            self._transport.write(
+                _JSON % (status, b"OK" if status == 200 else b"Refused", len(body), body)
+            )
 
     def _stream(self, chunks: Sequence[bytes], index: int) -> None:
         if self._transport is None:
@@ -204,6 +244,8 @@ async def serve(*, takes_any: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stub", description="The benchmark's upstream.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.stub", description="The benchmark's upstream."
+    )
     parser.add_argument("--any", action="store_true", help="whatever the body is")
     uvloop.run(serve(takes_any=parser.parse_args().any))

@@ -2,10 +2,11 @@
 
     python -m benchmarks.text
 
-The extract of what was never seen and of what was read before, of written carriers (``benchmarks/sets.py``): chat in
-English and in Chinese, and results of calls; best of four, with the garbage collector set as in the processes that
-plan. Then cold histories, a chat's and an agent's, sent to a served Weir in a window of 32,768, and each again when it
-has grown by a fifth, which makes a batch more: CPU of all of its processes until they are quiet, that is reading,
+The extract of what was never seen and of what was read before, of written carriers
+(``benchmarks/sets.py``): chat in English and in Chinese, and results of calls; best of four, with
+the garbage collector set as in the processes that plan. Then cold histories, a chat's and an
+agent's, sent to a served Weir in a window of 32,768, and each again when it has grown by a fifth,
+which makes a batch more: CPU of all of its processes until they are quiet, that is reading,
 counting, planning, archiving and indexing. The median of six.
 """
 
@@ -32,9 +33,11 @@ from proxy.telemetry.process import collect_seldom
 TOKENS = 100_000
 KEPT = 4_000
 ROUNDS = 4
-SERVED, STARTED = 6, 2
+SERVED = 6
+STARTED = 2
 """Requests that are measured, after those with which the worker starts."""
-GROWN, AGENTS_STEPS = 1.2, 21
+GROWN = 1.2
+AGENTS_STEPS = 21
 MAX_MS = 120
 
 
@@ -53,23 +56,34 @@ def chat(language: str) -> list[Source]:
     """A conversation in a language."""
     counter = Counter(TOKENS_PER_CHARACTER[language])
     said = [message for turn in written(language, TOKENS, Random(7)) for message in turn]
-    return [Source(n, m["role"], m["content"], tokens=counter.count(m["content"])) for n, m in enumerate(said)]
+    return [
+        Source(n, m["role"], m["content"], tokens=counter.count(m["content"]))
+        for n, m in enumerate(said)
+    ]
 
 
 def results() -> list[Source]:
     """Calls with the records that answer them."""
-    random, counter, sources = Random(7), Counter(0.4), list[Source]()
+    random = Random(7)
+    counter = Counter(0.4)
+    sources = list[Source]()
     tokens = 0
     while tokens < TOKENS:
         n = len(sources)
         asked = ToolCall(f"c{n}", "find_orders", json.dumps({"customer": f"mia_li_{n}"}))
         rows = [
-            {"order_id": f"W-{random.randrange(10**6)}", "status": random.choice(("sent", "open")), "price": i * 7.5}
+            {
+                "order_id": f"W-{random.randrange(10**6)}",
+                "status": random.choice(("sent", "open")),
+                "price": i * 7.5,
+            }
             for i in range(12)
         ]
         text = json.dumps({"customer": f"mia_li_{n}", "orders": rows})
         sources.append(Source(n, "assistant", "", calls=(asked,), tokens=20))
-        sources.append(Source(n + 1, "tool", text, "find_orders", asked.arguments, counter.count(text)))
+        sources.append(
+            Source(n + 1, "tool", text, "find_orders", asked.arguments, counter.count(text))
+        )
         tokens += 20 + counter.count(text)
     return sources
 
@@ -104,11 +118,15 @@ def spent(served: Running) -> dict[int, float]:
 
 
 def batch(served: Running, body: bytes) -> tuple[float, float]:
-    """CPU ms of all processes, and of the one that serves, for a request of which something is removed."""
+    """CPU ms of all processes, and of the one that serves, for a request of which something is
+    removed.
+    """
     headers = {"Authorization": "Bearer sk-text", "Content-Type": "application/json"}
     before = spent(served)
     address = f"http://127.0.0.1:{served.port}/v1/chat/completions"
-    with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, body, headers), timeout=60
+    ) as answer:
         answer.read()
         assert answer.headers["x-weir-actions"] not in {None, "none"}, answer.headers
     time.sleep(1.0)
@@ -121,7 +139,8 @@ def print_served() -> None:
     print(f"\n{'batch served':18}{'CPU ms':>8}{'of it serving':>15}")
     for kind in ("chat", "agent"):
         with tempfile.TemporaryDirectory(prefix="weir-bench-") as home:
-            place, cores = Path(home), Cores.split()
+            place = Path(home)
+            cores = Cores.split()
             every = cores.tested | cores.others
             with (
                 companion("stub", "--any", name="stub", cores=every, home=place) as stub,
@@ -129,13 +148,20 @@ def print_served() -> None:
             ):
                 taken = [[batch(served, body) for body in both] for both in bodies(kind)][STARTED:]
         for name, batches in zip((kind, f"{kind}, grown"), zip(*taken, strict=True), strict=True):
-            print(f"{name:18}{median(t for t, _ in batches):8.0f}{median(s for _, s in batches):15.0f}")
+            print(
+                f"{name:18}{median(t for t, _ in batches):8.0f}"
+                f"{median(s for _, s in batches):15.0f}"
+            )
 
 
 def main() -> None:
     """Print a line for each carrier."""
     collect_seldom(COLLECT_AFTER)
-    carriers = {"chat": (chat("en"), 0.23), "results": (results(), 0.4), "chinese": (chat("zh"), 0.83)}
+    carriers = {
+        "chat": (chat("en"), 0.23),
+        "results": (results(), 0.4),
+        "chinese": (chat("zh"), 0.83),
+    }
     print(f"{'carrier':10}{'tokens':>8}{'never seen':>12}{'seen':>8}   at most {MAX_MS} never seen")
     for name, (sources, rate) in carriers.items():
         fresh: list[float] = []

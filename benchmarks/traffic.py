@@ -1,8 +1,9 @@
 """What the load generator sends: requests of each case, the same for everyone under test.
 
-A conversation of the ``agent`` case has a long past and two messages more with every request: a tool call and its
-result. When it has grown enough another one begins that nobody has seen: one request of twenty is such a first one.
-Connections do not begin theirs at one time: the first of each is cut short by chance.
+A conversation of the ``agent`` case has a long past and two messages more with every request: a
+tool call and its result. When it has grown enough another one begins that nobody has seen: one
+request of twenty is such a first one. Connections do not begin theirs at one time: the first of
+each is cut short by chance.
 """
 
 import json
@@ -91,11 +92,17 @@ _TOOLS = json.dumps(
                 },
             },
         }
-        for name, what in (("read_file", "Reads a file"), ("run_tests", "Runs tests"), ("search", "Searches text"))
+        for name, what in (
+            ("read_file", "Reads a file"),
+            ("run_tests", "Runs tests"),
+            ("search", "Searches text"),
+        )
     ],
     separators=(",", ":"),
 ).encode()
-_STREAMED = {path: b"".join(events(path)) for path in ("/chat/completions", "/responses", "/messages")}
+_STREAMED = {
+    path: b"".join(events(path)) for path in ("/chat/completions", "/responses", "/messages")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,9 @@ Source = Callable[[], Request]
 
 
 def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
-    """The requests of one connection, one by one, without an end. Raises ValueError for an unknown case."""
+    """The requests of one connection, one by one, without an end. Raises ValueError for an unknown
+    case.
+    """
     rng = random.Random(f"{case} {seed}")
     match case:
         case "small":
@@ -120,7 +129,9 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
         case "responses stream" | "messages stream":
             return _Chats(rng, stream=True, path=f"/{case.split()[0]}").next
         case "agent":
-            return partial(next, _one_after_another(rng, messages=messages, path="/chat/completions"))
+            return partial(
+                next, _one_after_another(rng, messages=messages, path="/chat/completions")
+            )
         case "responses" | "messages":
             return partial(next, _one_after_another(rng, messages=messages, path=f"/{case}"))
         case "cold":
@@ -129,7 +140,9 @@ def source(case: str, *, seed: int, messages: int = MESSAGES) -> Source:
 
 
 def _one_after_another(rng: random.Random, *, messages: int, path: str) -> Iterator[Request]:
-    """The requests of conversations that nobody has seen, each but the first of which grows by GROWTH messages."""
+    """The requests of conversations that nobody has seen, each but the first of which grows by
+    GROWTH messages.
+    """
     left = rng.randint(1, GROWTH // 2)
     while True:
         conversation = Conversation(rng, messages=messages, path=path)
@@ -144,22 +157,36 @@ class Conversation:
     It is the same in the JSON of each endpoint, which ``path`` names.
     """
 
-    def __init__(self, rng: random.Random, *, messages: int = MESSAGES, path: str = "/chat/completions") -> None:
+    def __init__(
+        self, rng: random.Random, *, messages: int = MESSAGES, path: str = "/chat/completions"
+    ) -> None:
         self._rng = rng
         self._path = path
         self._lines = [line(rng) for _ in range(_LINES // 10)]
         self._calls = 0
         opening = [
-            _message("system", "You are a careful engineer. Read before you write; run the tests. " * 8),
-            _message("user", "The nightly build is red since yesterday. Find out why and repair it. " + line(rng)),
+            _message(
+                "system", "You are a careful engineer. Read before you write; run the tests. " * 8
+            ),
+            _message(
+                "user",
+                "The nightly build is red since yesterday. Find out why and repair it. "
+                + line(rng),
+            ),
         ]
         past = [self._pair() for _ in range((messages - len(opening)) // 2)]
         system, user = opening
         start = {
-            "/chat/completions": b'{"model":"%b","stream":false,"temperature":0,"max_tokens":1024,"tools":%b,'
-            b'"messages":[%b,',
-            "/responses": b'{"model":"%b","store":false,"max_output_tokens":1024,"tools":%b,"input":[%b,',
-            "/messages": b'{"model":"%b","stream":false,"max_tokens":1024,"tools":%b,"system":[%b],"messages":[',
+            "/chat/completions": (
+                b'{"model":"%b","stream":false,"temperature":0,"max_tokens":1024,"tools":%b,'
+                b'"messages":[%b,'
+            ),
+            "/responses": (
+                b'{"model":"%b","store":false,"max_output_tokens":1024,"tools":%b,"input":[%b,'
+            ),
+            "/messages": (
+                b'{"model":"%b","stream":false,"max_tokens":1024,"tools":%b,"system":[%b],"messages":['
+            ),
         }[path]
         if path == "/messages":
             system = b'{"type":"text","text"' + system.removeprefix(b'{"role":"system","content"')
@@ -177,7 +204,9 @@ class Conversation:
         rng = self._rng
         thought = " ".join(rng.choices(_WORDS, k=60))
         call = f"call_{rng.getrandbits(80):020x}"
-        arguments = f'{{\\"path\\": \\"src/{rng.choice(_WORDS)}/{rng.choice(_WORDS)}_{self._calls}.py\\"}}'
+        arguments = (
+            f'{{\\"path\\": \\"src/{rng.choice(_WORDS)}/{rng.choice(_WORDS)}_{self._calls}.py\\"}}'
+        )
         if self._path != "/chat/completions":
             return self._elsewhere(thought, call, arguments)
         asked = (
@@ -204,20 +233,27 @@ class Conversation:
                 f'"name":"read_file","arguments":"{arguments}"}}'
             )
             result = self._result(len(made))
-            return f'{made},{{"type":"function_call_output","call_id":"{call}","output":"{result}"}}'.encode()
+            output = f'{{"type":"function_call_output","call_id":"{call}","output":"{result}"}}'
+            return f"{made},{output}".encode()
         asked = arguments.replace(chr(92), "")
         made = (
             f'{{"role":"assistant","content":[{{"type":"text","text":"{thought}."}},{{"type":"tool_use","id":"{call}",'
             f'"name":"read_file","input":{asked}}}]}}'
         )
-        block = f'{{"type":"tool_result","tool_use_id":"{call}","content":"{self._result(len(made))}"}}'
+        block = (
+            f'{{"type":"tool_result","tool_use_id":"{call}","content":"{self._result(len(made))}"}}'
+        )
         return f'{made},{{"role":"user","content":[{block}]}}'.encode()
 
 
 class _Chats:
-    """Chats of about 1 KB: a few turns, each request the one before and a turn more; then another chat."""
+    """Chats of about 1 KB: a few turns, each request the one before and a turn more; then another
+    chat.
+    """
 
-    def __init__(self, rng: random.Random, *, stream: bool = False, path: str = "/chat/completions") -> None:
+    def __init__(
+        self, rng: random.Random, *, stream: bool = False, path: str = "/chat/completions"
+    ) -> None:
         self._rng = rng
         self._stream = stream
         self._path = path
@@ -226,18 +262,28 @@ class _Chats:
     def next(self) -> Request:
         if not self._messages or len(self._messages) > 2 * (TURNS_OF_A_CHAT - 1):
             role = "user" if self._path == "/messages" else "system"
-            self._messages = [_message(role, "You help customers of an airline. Be brief and kind. " * 8)]
+            self._messages = [
+                _message(role, "You help customers of an airline. Be brief and kind. " * 8)
+            ]
         else:
             self._messages.append(_message("assistant", line(self._rng)))
         self._messages.append(_message("user", f"{line(self._rng)} {self._rng.getrandbits(48)}"))
-        limit, array = ("max_output_tokens", "input") if self._path == "/responses" else ("max_tokens", "messages")
+        limit, array = (
+            ("max_output_tokens", "input")
+            if self._path == "/responses"
+            else ("max_tokens", "messages")
+        )
         stream = '"stream":true,' if self._stream else ""
         head = f'{{"model":"{MODEL}",{stream}"{limit}":256,"{array}":['.encode()
-        return _whole(head + b",".join(self._messages) + b"]}", stream=self._stream, path=self._path)
+        return _whole(
+            head + b",".join(self._messages) + b"]}", stream=self._stream, path=self._path
+        )
 
 
 def line(rng: random.Random) -> str:
-    """Some words and identifiers, about four bytes a token, without anything that JSON would escape."""
+    """Some words and identifiers, about four bytes a token, without anything that JSON would
+    escape.
+    """
     words = rng.choices(_WORDS, k=12)
     words[3] = f"{words[3]}_{words[4]}={rng.getrandbits(20):05x}"
     words[9] = f"({rng.randrange(10_000)},"
@@ -250,8 +296,9 @@ def _message(role: str, text: str) -> bytes:
 
 def _whole(body: bytes, *, stream: bool = False, path: str = "/chat/completions") -> Request:
     head = (
-        b"POST /v1%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n"
-        b"Content-Type: application/json\r\nAccept: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"
-        b"X-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n" % (path.encode(), KEY.encode(), digest(body), len(body))
+        b"POST /v1%b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nContent-Type:"
+        b" application/json\r\nAccept: application/json\r\nUser-Agent: OpenAI/Python"
+        b" 2.8.0\r\nX-Bench-Digest: %b\r\nContent-Length: %d\r\n\r\n"
+        % (path.encode(), KEY.encode(), digest(body), len(body))
     )
     return Request(head + body, _STREAMED[path] if stream else completion(len(body), path))

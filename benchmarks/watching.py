@@ -1,11 +1,13 @@
-"""Watching: what it costs to remember and count a request, part by part, and what Weir adds at 100,000 tokens.
+"""Watching: what it costs to remember and count a request, part by part, and what Weir adds at
+100,000 tokens.
 
     python -m benchmarks.watching [--requests N] [--connections N] [--otlp] [--json FILE]
 
-The parts are timed on planned exchanges of an agent's conversation of about 100,000 tokens, in this process: in a
-window that leaves room, and in one that is too small, so that batches were made and every rule of health has to be
-looked at. ``--otlp`` records traces too (they are not sent). Then Weir runs as its users start it, with streamed
-answers, and says itself what it added (``x-weir-overhead-ms``).
+The parts are timed on planned exchanges of an agent's conversation of about 100,000 tokens, in this
+process: in a window that leaves room, and in one that is too small, so that batches were made and
+every rule of health has to be looked at. ``--otlp`` records traces too (they are not sent). Then
+Weir runs as its users start it, with streamed answers, and says itself what it added
+(``x-weir-overhead-ms``).
 """
 
 import argparse
@@ -46,7 +48,8 @@ from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import Tokenizer
 
-ROOMY, NARROW = 200_000, 110_000
+ROOMY = 200_000
+NARROW = 110_000
 WARM_UP = 5
 HEADERS = [(b"authorization", b"Bearer " + KEY.encode())]
 MAX_SETTLE_MS = 5.0
@@ -64,11 +67,17 @@ class Nowhere(SpanExporter):
 
 
 async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer) -> Times:
-    """Microseconds of each part of ``record_exchange``, and of the whole, for so many requests of one conversation."""
+    """Microseconds of each part of ``record_exchange``, and of the whole, for so many requests of
+    one conversation.
+    """
     telemetry = Telemetry.create(OtelSettings(), span_exporter=Nowhere() if otlp else None)
-    flags = Flags(upstream="http://127.0.0.1:9/v1", window=window, store="sqlite+aiosqlite:///:memory:")
+    flags = Flags(
+        upstream="http://127.0.0.1:9/v1", window=window, store="sqlite+aiosqlite:///:memory:"
+    )
     found: Times = defaultdict(list)
-    async with running(load_config(None, env={}, flags=flags), telemetry=telemetry, tokenizer=tokenizer) as runtime:
+    async with running(
+        load_config(None, env={}, flags=flags), telemetry=telemetry, tokenizer=tokenizer
+    ) as runtime:
         conversation = Conversation(random.Random("watching"))
         for number in range(requests + WARM_UP):
             progress = await _planned(runtime, conversation.next().data.partition(b"\r\n\r\n")[2])
@@ -141,7 +150,9 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:
-    """What Weir says that it added to streamed requests of 100,000 tokens, ms, and its own histogram of settling."""
+    """What Weir says that it added to streamed requests of 100,000 tokens, ms, and its own
+    histogram of settling.
+    """
     cores = Cores.split()
     added: list[float] = []
     tokens: list[str] = []
@@ -149,10 +160,14 @@ def overhead(*, connections: int, requests: int) -> dict[str, Any]:
         place = Path(home)
         with (
             companion("stub", name="direct", cores=cores.others, home=place) as stub,
-            weir("weir", upstream=stub.port, window=ROOMY, cores=cores.tested, home=place) as tested,
+            weir(
+                "weir", upstream=stub.port, window=ROOMY, cores=cores.tested, home=place
+            ) as tested,
         ):
             threads = [
-                threading.Thread(target=_talk, args=(tested.port, seed, requests // connections, added, tokens))
+                threading.Thread(
+                    target=_talk, args=(tested.port, seed, requests // connections, added, tokens)
+                )
                 for seed in range(connections)
             ]
             for thread in threads:
@@ -160,7 +175,8 @@ def overhead(*, connections: int, requests: int) -> dict[str, Any]:
             for thread in threads:
                 thread.join()
             page = _page(tested.port)
-    count, total = page["weir_settlement_seconds_count"], page["weir_settlement_seconds_sum"]
+    count = page["weir_settlement_seconds_count"]
+    total = page["weir_settlement_seconds_sum"]
     return {
         "requests": len(added),
         "tokens": tokens[-1],
@@ -170,11 +186,17 @@ def overhead(*, connections: int, requests: int) -> dict[str, Any]:
 
 
 def _talk(port: int, seed: int, requests: int, added: list[float], tokens: list[str]) -> None:
-    """One agent: each request is the one before and two messages more; the first, which is cold, is left out."""
+    """One agent: each request is the one before and two messages more; the first, which is cold, is
+    left out.
+    """
     conversation = Conversation(random.Random(f"watching {seed}"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for number in range(requests + 1):
-        body = conversation.next().data.partition(b"\r\n\r\n")[2].replace(b'"stream":false', b'"stream":true', 1)
+        body = (
+            conversation.next()
+            .data.partition(b"\r\n\r\n")[2]
+            .replace(b'"stream":false', b'"stream":true', 1)
+        )
         headers = {"authorization": f"Bearer {KEY}", "x-bench-digest": digest(body).decode()}
         connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
         answer = connection.getresponse()
@@ -208,35 +230,52 @@ def show(result: dict[str, Any], console: Console) -> None:
     for name in ("part", "room: median", "p95", "batches: median", "p95"):
         table.add_column(name, justify="left" if name == "part" else "right")
     for name in result["room"]:
-        cells = [f"{result[where][name][key]:.1f}" for where in ("room", "batches") for key in ("median", "p95")]
+        cells = [
+            f"{result[where][name][key]:.1f}"
+            for where in ("room", "batches")
+            for key in ("median", "p95")
+        ]
         table.add_row(name, *cells)
     console.print(table)
     whole = max(result[where]["whole"]["p95"] for where in ("room", "batches")) / 1000
     told = result["overhead"]
-    console.print(f"settle, p95: {whole:.3f} ms of {MAX_SETTLE_MS:g} ms, met: {whole <= MAX_SETTLE_MS}")
+    console.print(
+        f"settle, p95: {whole:.3f} ms of {MAX_SETTLE_MS:g} ms, met: {whole <= MAX_SETTLE_MS}"
+    )
     met = told["p95"] < MAX_OVERHEAD_MS
-    console.print(f"overhead over {told['requests']} streams of {told['tokens']}: {told} ms, p95 met: {met}")
+    console.print(
+        f"overhead over {told['requests']} streams of {told['tokens']}: {told} ms, p95 met: {met}"
+    )
 
 
 def main() -> int:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.watching", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.watching",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--requests", type=int, default=120, help="of each part of the run (120)")
-    parser.add_argument("--connections", type=int, default=4, help="agents at once in the run over HTTP (4)")
+    parser.add_argument(
+        "--connections", type=int, default=4, help="agents at once in the run over HTTP (4)"
+    )
     parser.add_argument("--otlp", action="store_true", help="record traces")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write")
     arguments = parser.parse_args()
-    tokenizer, sink = Tokenizer(), (ROOT / "benchmarks" / "results")
+    tokenizer = Tokenizer()
+    sink = ROOT / "benchmarks" / "results"
     sink.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
     with (sink / "watching.log").open("w") as stream:
         handler = QueuedLog(stream)
         _listen(handler)
         for name, window in (("room", ROOMY), ("batches", NARROW)):
-            times = asyncio.run(parts(window, requests=arguments.requests, otlp=arguments.otlp, tokenizer=tokenizer))
-            result[name] = {part: {"median": median(v), "p95": _spread(v)["p95"]} for part, v in times.items()}
+            times = asyncio.run(
+                parts(window, requests=arguments.requests, otlp=arguments.otlp, tokenizer=tokenizer)
+            )
+            result[name] = {
+                part: {"median": median(v), "p95": _spread(v)["p95"]} for part, v in times.items()
+            }
         handler.stop()
     tokenizer.close()
     result["overhead"] = overhead(connections=arguments.connections, requests=arguments.requests)

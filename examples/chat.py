@@ -9,7 +9,15 @@ client = OpenAI(
     api_key=os.environ.get("OPENAI_API_KEY", "any"),
 )
 history = [{"role": "user", "content": "What is a weir?"}]
-raw = client.chat.completions.with_raw_response.create(model=os.environ.get("MODEL", "gpt-5-mini"), messages=history)
+raw = client.chat.completions.with_raw_response.create(
+    model=os.environ.get("MODEL", "gpt-5-mini"), messages=history
+)
 print(raw.parse().choices[0].message.content)
-for name in ("x-weir-conversation", "x-weir-tokens", "x-weir-pressure", "x-weir-actions", "x-weir-overhead-ms"):
+for name in (
+    "x-weir-conversation",
+    "x-weir-tokens",
+    "x-weir-pressure",
+    "x-weir-actions",
+    "x-weir-overhead-ms",
+):
     print(f"{name}: {raw.headers[name]}")

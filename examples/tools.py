@@ -13,7 +13,11 @@ TOOLS = [
         "function": {
             "name": "read_file",
             "description": "Read a file of the project.",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}},
+                "required": ["path"],
+            },
         },
     }
 ]
@@ -32,7 +36,12 @@ client = OpenAI(
 )
 history = [
     {"role": "system", "content": "You are a careful coding agent."},
-    {"role": "user", "content": "Read the files chat.py, stream.py and tools.py, and say what they have in common."},
+    {
+        "role": "user",
+        "content": (
+            "Read the files chat.py, stream.py and tools.py, and say what they have in common."
+        ),
+    },
 ]
 for step in range(STEPS):
     raw = client.chat.completions.with_raw_response.create(

@@ -1,14 +1,15 @@
 """The array that is being planned: pieces that point at the client's messages or replace them.
 
-Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from before it.
-:func:`replay` applies byte for byte what was decided before. A cut applies where its exact prefix is in the chain and
-nothing protected would disappear in it, an edit to the message with its digest and occurrence: onto protected content
-only if it shortened the message while that was protected and the chain up to it is the one it was made on. The same
-text may come back as the newest result, and a rewound conversation reads again what was evicted later.
+Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from
+before it. :func:`replay` applies byte for byte what was decided before. A cut applies where its
+exact prefix is in the chain and nothing protected would disappear in it, an edit to the message
+with its digest and occurrence: onto protected content only if it shortened the message while that
+was protected and the chain up to it is the one it was made on. The same text may come back as the
+newest result, and a rewound conversation reads again what was evicted later.
 
-:class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to ``low_water`` =
-fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task, pinned messages, the newest user
-message), ``room`` = trigger - fixed.
+:class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to
+``low_water`` = fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task,
+pinned messages, the newest user message), ``room`` = trigger - fixed.
 
 A :class:`Strategy` is a layer's work on the draft within them, by the verbs that stand below it.
 """
@@ -49,9 +50,9 @@ Rule = Callable[[Sequence[Message | None]], bool]
 class Draft:
     """A planned array with what led to it.
 
-    ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request, ``active_cut`` is new or
-    replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason`` says why the layer at work did less than
-    asked.
+    ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request,
+    ``active_cut`` is new or replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason``
+    says why the layer at work did less than asked.
     """
 
     transcript: Transcript
@@ -103,19 +104,29 @@ class Draft:
         return replace(self, pieces=pieces, edits={**self.edits, **edits} if new else self.edits)
 
     def with_cut(self, cut: Cut, *, checkpoint: str | None = None) -> "Draft":
-        messages, pieces = self.transcript.messages, {p.index: p for p in self.pieces if p.index is not None}
-        recalled = {after.index: piece for piece, after in pairwise(self.pieces) if piece.kind is EditKind.RECALL}
+        messages = self.transcript.messages
+        pieces = {p.index: p for p in self.pieces if p.index is not None}
+        recalled = {
+            after.index: piece
+            for piece, after in pairwise(self.pieces)
+            if piece.kind is EditKind.RECALL
+        }
         order = cut_order(self.transcript, cut)
-        summary, placed = PlannedMessage(None, cut.tokens, cut.text), list[PlannedMessage]()
+        summary = PlannedMessage(None, cut.tokens, cut.text)
+        placed = list[PlannedMessage]()
         for i in order:
             if i is None and not cut.text:
                 continue
             if i in recalled:
                 placed.append(recalled[i])
-            placed.append(summary if i is None else pieces.get(i) or PlannedMessage(i, messages[i].tokens))
+            placed.append(
+                summary if i is None else pieces.get(i) or PlannedMessage(i, messages[i].tokens)
+            )
         alive = set(order)
         edits = {i: e for i, e in self.edits.items() if i in alive}
-        return replace(self, pieces=tuple(placed), edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint)
+        return replace(
+            self, pieces=tuple(placed), edits=edits, cut=cut, active_cut=cut, checkpoint=checkpoint
+        )
 
     def buckets(self) -> dict[str, int]:
         result = dict.fromkeys(BUCKETS, 0)
@@ -132,10 +143,14 @@ class Draft:
             return "memory"
         return self.transcript.messages[piece.index].bucket
 
-    def with_tools_pruned(self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()) -> "Draft":
+    def with_tools_pruned(
+        self, definitions: Sequence[ToolDefinition], edits: Sequence[Edit] = ()
+    ) -> "Draft":
         if not definitions:
             return self
-        return replace(self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits))
+        return replace(
+            self, pruned=(*self.pruned, *definitions), tool_edits=(*self.tool_edits, *edits)
+        )
 
     def with_condensed(self, condensed: Sequence[Condensed]) -> "Draft":
         return replace(self, condensed=(*self.condensed, *condensed)) if condensed else self
@@ -154,14 +169,18 @@ def cut_order(transcript: Transcript, cut: Cut) -> list[int | None]:
     head = transcript.head
     lasting = transcript.lasting
     behind = transcript.after(cut.covers)
-    after = sorted([*(lasting[p] for p in cut.after), *(i for i in transcript.floating if i < behind)])
+    after = sorted(
+        [*(lasting[p] for p in cut.after), *(i for i in transcript.floating if i < behind)]
+    )
     order: list[int | None] = [*range(head), *(lasting[p] for p in cut.before), None, *after]
     order.extend(range(behind, len(transcript.messages)))
     return order
 
 
 def untouched(transcript: Transcript) -> Draft:
-    return Draft(transcript, tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages)))
+    return Draft(
+        transcript, tuple(PlannedMessage(i, m.tokens) for i, m in enumerate(transcript.messages))
+    )
 
 
 MESSAGE_OVERHEAD = 4
@@ -205,11 +224,15 @@ def broken_rules(draft: Draft) -> tuple[str, ...]:
 LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND, EditKind.RECALL})
 
 
-def applicable_cut(transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection) -> Cut | None:
+def applicable_cut(
+    transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection
+) -> Cut | None:
     """The newest whose prefix is there and that hides nothing protected."""
     guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
-        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(cut.hidden(transcript.lasting)):
+        if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(
+            cut.hidden(transcript.lasting)
+        ):
             return cut
     return None
 
@@ -222,28 +245,41 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
     if cut is not None and cut.origin == "resume":
         added += cut.tokens
-    if draft.tokens - added > transcript.tokens:  # what the summary stood for was longer than what is there now
+    # what the summary stood for was longer than what is there now
+    if draft.tokens - added > transcript.tokens:
         return _replayed(transcript, known, protection, cut=None)
     return draft
 
 
-def _replayed(transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None) -> Draft:
+def _replayed(
+    transcript: Transcript, known: ConversationState, protection: Protection, *, cut: Cut | None
+) -> Draft:
     draft = untouched(transcript)
     if cut is not None:
         draft = replace(draft.with_cut(cut), cut=None)  # it is not new
-    return _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
-
-
-def _without_tools(draft: Draft, known: ConversationState) -> Draft:
-    if not draft.transcript.tools or not any(e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()):
-        return draft
-    tools = draft.transcript.read_tools()
-    return draft.with_tools_pruned(
-        [d for d in tools.definitions if (d.digest, 0) in known.edits and d.name not in tools.chosen]
+    return (
+        _without_tools(_with_edits(draft, known.edits, protection), known) if known.edits else draft
     )
 
 
-def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, protection: Protection) -> int:
+def _without_tools(draft: Draft, known: ConversationState) -> Draft:
+    if not draft.transcript.tools or not any(
+        e.kind is EditKind.PRUNE_TOOLS for e in known.edits.values()
+    ):
+        return draft
+    tools = draft.transcript.read_tools()
+    return draft.with_tools_pruned(
+        [
+            d
+            for d in tools.definitions
+            if (d.digest, 0) in known.edits and d.name not in tools.chosen
+        ]
+    )
+
+
+def tokens_kept_verbatim(
+    transcript: Transcript, known: ConversationState, protection: Protection
+) -> int:
     total = 0
     for index in protection.verbatim:
         message = transcript.messages[index]
@@ -255,7 +291,9 @@ def tokens_kept_verbatim(transcript: Transcript, known: ConversationState, prote
     return total
 
 
-def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protection: Protection) -> Draft:
+def _with_edits(
+    draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protection: Protection
+) -> Draft:
     transcript = draft.transcript
     guarded = protection.all
     found: dict[int, Edit] = {}
@@ -264,7 +302,11 @@ def _with_edits(draft: Draft, edits: Mapping[tuple[bytes, int], Edit], protectio
         if index is None:
             continue
         edit = edits.get((transcript.messages[index].digest, transcript.occurrences[index]))
-        if edit is not None and edit.kind is EditKind.RECALL and not _holds(transcript, index, edit, protection):
+        if (
+            edit is not None
+            and edit.kind is EditKind.RECALL
+            and not _holds(transcript, index, edit, protection)
+        ):
             edit = edits.get((transcript.chain[index - transcript.head], 0))
         if edit is None or edit.kind is EditKind.PIN:
             continue
@@ -280,7 +322,9 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
     position = index - transcript.head
     if edit.kind is EditKind.RECALL and not edit.chain:
         return True  # it was stored when nothing was noted of what stands before it
-    if edit.kind not in LASTING or (edit.kind is EditKind.INGEST_CAP and index in protection.pinned):
+    if edit.kind not in LASTING or (
+        edit.kind is EditKind.INGEST_CAP and index in protection.pinned
+    ):
         return False
     return position >= 0 and bool(edit.chain) and transcript.chain[position] == edit.chain
 
@@ -289,10 +333,11 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
 class Bounds:
     """Everything that a strategy needs beside the draft.
 
-    The result must stay under ``ceiling``, set when an upstream refused what the budget allowed. ``summarizer_input``
-    is None for the request's own limit. ``layer`` is the one at work and ``aim`` the total tokens it should end at.
-    ``early`` is the share of its trigger from which on a layer is due; ``free_only`` leaves out those that may ask a
-    model. ``standing`` is the array as known edits leave it.
+    The result must stay under ``ceiling``, set when an upstream refused what the budget allowed.
+    ``summarizer_input`` is None for the request's own limit. ``layer`` is the one at work and
+    ``aim`` the total tokens it should end at. ``early`` is the share of its trigger from which on a
+    layer is due; ``free_only`` leaves out those that may ask a model. ``standing`` is the array as
+    known edits leave it.
     """
 
     transcript: Transcript
@@ -327,7 +372,11 @@ class Bounds:
         return (rule.charge_to if rule is not None and rule.charge_to else name) == scope
 
     def inside(self, draft: Draft, scope: str) -> int:
-        return draft.tokens if scope == "total" else charged(draft.buckets(), self.settings.buckets).get(scope, 0)
+        return (
+            draft.tokens
+            if scope == "total"
+            else charged(draft.buckets(), self.settings.buckets).get(scope, 0)
+        )
 
     @property
     def room(self) -> int:
@@ -343,7 +392,9 @@ class Bounds:
     @property
     def refused_above(self) -> int:
         """A policy that refuses in place of managing keeps its whole reserve."""
-        return self._within_ceiling(self.budget.send_limit if self.settings.manages else self.budget.reserved_limit)
+        return self._within_ceiling(
+            self.budget.send_limit if self.settings.manages else self.budget.reserved_limit
+        )
 
     @property
     def hard_limit(self) -> int:
@@ -357,21 +408,31 @@ class Bounds:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places of covered messages (``stays``: their indices) in front of a summary and behind it.
+        """Places of covered messages (``stays``: their indices) in front of a summary and behind
+        it.
 
-        The newest user message stands behind, with what follows it, so that nothing changes its order.
+        The newest user message stands behind, with what follows it, so that nothing changes its
+        order.
         """
         transcript = self.transcript
         current = self.protection.current
-        late = len(transcript.messages) if current is None or current == self.protection.task else current
+        late = (
+            len(transcript.messages)
+            if current is None or current == self.protection.task
+            else current
+        )
         lasting = [i for i in stays if i not in transcript.floating]
         before = tuple(transcript.place(i) for i in lasting if i < late)
         return before, tuple(transcript.place(i) for i in lasting if i >= late)
 
     def edited(self, index: int, text: str, kind: EditKind) -> Edit:
-        """The edit that puts ``text`` in place of the content of message ``index``; its calls and their tokens stay."""
-        transcript, count = self.transcript, self.counter.count
-        message, position = transcript.messages[index], index - transcript.head
+        """The edit that puts ``text`` in place of the content of message ``index``; its calls and
+        their tokens stay.
+        """
+        transcript = self.transcript
+        count = self.counter.count
+        message = transcript.messages[index]
+        position = index - transcript.head
         tokens = MESSAGE_OVERHEAD + count(text)
         if message.call_ids:
             tokens = message.tokens - count(transcript.read(index).text) + count(text)
@@ -398,7 +459,9 @@ def bounds_for(
     readings: Readings | None = None,
 ) -> Bounds:
     protection = protect(transcript, known.pins)
-    fixed = tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming
+    fixed = (
+        tokens_kept_verbatim(transcript, known, protection) + transcript.tools + transcript.priming
+    )
     trigger = first_trigger(settings, budget)
     rest = budget.safe_limit - fixed
     if ceiling is not None:
@@ -423,8 +486,10 @@ def bounds_for(
 
 LEAST_ROOM = 0.25
 ROOM_IN_RESERVE = 0.5
-"""Where what cannot be removed leaves less than a quarter of the rest of the window as room, half of the rest is the
-room: the reserve makes way, or every step would be a batch, and nothing of what happened could be kept."""
+"""Where what cannot be removed leaves less than a quarter of the rest of the window as room, half
+of the rest is the room: the reserve makes way, or every step would be a batch, and nothing of what
+happened could be kept.
+"""
 NOTE_BEGINS = "[weir: "
 EMPTIED = "-"
 CLEARED_MARKER = "[Old tool result content cleared]"
@@ -432,7 +497,9 @@ PLACEHOLDER_TOKENS = 50
 MIN_DATA = 40
 """Tokens that what a message hands over has at the least where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
-_TAIL = re.compile(r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z")
+_TAIL = re.compile(
+    r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z"
+)
 """What stands behind every text in shorter words."""
 
 
@@ -464,12 +531,16 @@ class Options:
     @classmethod
     def of(cls, params: Mapping[str, Param]) -> Self:
         known: tuple[Field[Any], ...] = fields(cls)  # type: ignore[arg-type]
-        values = {each.name: _value(params[each.name], each) for each in known if each.name in params}
+        values = {
+            each.name: _value(params[each.name], each) for each in known if each.name in params
+        }
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     @classmethod
     def parameters(cls) -> dict[str, Mapping[str, Any]]:
-        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
+        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and
+        ``words``.
+        """
         return {each.name: dict(each.metadata) for each in fields(cls) if each.metadata}  # type: ignore[arg-type]
 
 
@@ -477,7 +548,8 @@ class Options:
 class Strategy(Options):
     """A layer's work.
 
-    ``asks_model`` says that it may ask a model, ``costs`` that it does not run where only free layers may.
+    ``asks_model`` says that it may ask a model, ``costs`` that it does not run where only free
+    layers may.
     """
 
     name: ClassVar[str]
@@ -492,12 +564,15 @@ class Strategy(Options):
         raise NotImplementedError
 
     def scan(self, draft: Draft, bounds: Bounds) -> int | None:  # noqa: ARG002 - of those that look at results
-        """The tokens of the results that it could take; None for a strategy that looks at something else."""
+        """The tokens of the results that it could take; None for a strategy that looks at something
+        else.
+        """
         return None
 
 
 def _value(given: Param, of: Field[Any]) -> Param | None:
-    kind, is_number = of.metadata["kind"], isinstance(given, int | float)
+    kind = of.metadata["kind"]
+    is_number = isinstance(given, int | float)
     if kind == "words":
         return given if isinstance(given, tuple) else (str(given),)
     if kind in {"whole", "number"}:
@@ -506,7 +581,8 @@ def _value(given: Param, of: Field[Any]) -> Param | None:
 
 
 def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:
-    guarded, messages = bounds.protection.all, draft.transcript.messages
+    guarded = bounds.protection.all
+    messages = draft.transcript.messages
     for piece in draft.pieces:
         if piece.index is not None and piece.index not in guarded and bounds.in_scope(draft, piece):
             yield piece.index, piece, messages[piece.index]
@@ -517,18 +593,28 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 
 
 def text_at(bounds: Bounds, index: int) -> str:
-    """What a message says, behind what else was in it; of a result beyond what is read of a history, where it is."""
-    message, body = bounds.transcript.messages[index], bounds.transcript.read(index)
-    told = body.whole or (left_out(message.tokens, message.ref) if message.is_result and not message.media else "")
-    return "\n".join((*(f"[weir: {what} left out; archived as {message.ref}]" for what in body.attached), told))
+    """What a message says, behind what else was in it; of a result beyond what is read of a
+    history, where it is.
+    """
+    message = bounds.transcript.messages[index]
+    body = bounds.transcript.read(index)
+    told = body.whole or (
+        left_out(message.tokens, message.ref) if message.is_result and not message.media else ""
+    )
+    return "\n".join(
+        (*(f"[weir: {what} left out; archived as {message.ref}]" for what in body.attached), told)
+    )
 
 
-def clipped(bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None) -> Edit:
+def clipped(
+    bounds: Bounds, index: int, tokens: int, kind: EditKind, *, text: str | None = None
+) -> Edit:
     counter = bounds.counter
     ref = bounds.transcript.messages[index].ref
     most = tokens - MESSAGE_OVERHEAD
     body = bounds.transcript.read(index)
-    if text is None and body.data:  # cut apart, since what is cut out of both would have data begin a line
+    # cut apart, since what is cut out of both would have data begin a line
+    if text is None and body.data:
         own = clip_middle(body.text, most - MIN_DATA, counter=counter, ref=ref)
         left = most - counter.count(own) - MESSAGE_OVERHEAD
         data = clip_middle(body.data, max(MIN_DATA // 2, left), counter=counter, ref=ref)
@@ -542,12 +628,14 @@ def placeholder_for(bounds: Bounds, index: int) -> str:
 
     ``none`` is the shortest text that every upstream accepts.
     """
-    settings, message = bounds.settings, bounds.transcript.messages[index]
+    settings = bounds.settings
+    message = bounds.transcript.messages[index]
     if settings.placeholder != "finding":
         return CLEARED_MARKER if settings.placeholder == "marker" else EMPTIED
     if not message.is_result:
         return (
-            f"[weir: {in_one_line(message.role)} message of {message.tokens} tokens removed; archived as {message.ref}]"
+            f"[weir: {in_one_line(message.role)} message of {message.tokens} tokens removed;"
+            f" archived as {message.ref}]"
         )
     call = bounds.transcript.calls.get(index)
     return placeholder(
@@ -565,7 +653,9 @@ def cleared(bounds: Bounds, index: int, kind: EditKind) -> Edit:
     return bounds.edited(index, placeholder_for(bounds, index), kind)
 
 
-def down_to_target(draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]) -> Draft:
+def down_to_target(
+    draft: Draft, bounds: Bounds, edits: Iterable[tuple[PlannedMessage, Edit]]
+) -> Draft:
     excess = draft.tokens - bounds.target
     taken: dict[int, Edit] = {}
     if excess > 0:
@@ -614,9 +704,13 @@ def cut_at(
 def is_condensed(piece: PlannedMessage) -> bool:
     if piece.kind in CONDENSED:
         return True
-    return piece.kind in SHORTENED and piece.text is not None and _TAIL.search(piece.text) is not None
+    return (
+        piece.kind in SHORTENED and piece.text is not None and _TAIL.search(piece.text) is not None
+    )
 
 
 def is_original(piece: PlannedMessage) -> bool:
-    """Whether a message says what the client sent, or a part of that: a layer may put it in shorter words."""
+    """Whether a message says what the client sent, or a part of that: a layer may put it in shorter
+    words.
+    """
     return piece.text is None or (piece.kind in SHORTENED and not is_condensed(piece))

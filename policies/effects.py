@@ -1,6 +1,8 @@
-"""What a flow may ask of the shell, and what it is told: a flow yields an effect and is sent the reply.
+"""What a flow may ask of the shell, and what it is told: a flow yields an effect and is sent the
+reply.
 
-Failure is a reply, not an exception, so every ladder of fallbacks can be played in a test without a model.
+Failure is a reply, not an exception, so every ladder of fallbacks can be played in a test without a
+model.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,8 +19,9 @@ class Offload:
 class Summarize:
     """Ask for a text of at most ``max_tokens``; replied to by :class:`Summary`.
 
-    ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is the address of what
-    is asked, by content, so that the shell may answer from what it was told before.
+    ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is
+    the address of what is asked, by content, so that the shell may answer from what it was told
+    before.
     """
 
     system: str
@@ -49,7 +52,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Which ``pairs`` of texts (positions, the lower one first) are alike; replied to by :class:`Alike`.
+    """Which ``pairs`` of texts (positions, the lower one first) are alike; replied to by
+    :class:`Alike`.
 
     ``model`` names embeddings; None compares by shingles.
     """
@@ -68,10 +72,11 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Ask the function at ``path`` (``module:function``) for fewer messages; replied to by :class:`Trimmed`.
+    """Ask the function at ``path`` (``module:function``) for fewer messages; replied to by
+    :class:`Trimmed`.
 
-    By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and ``protected``, what stays
-    whatever comes back.
+    By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and
+    ``protected``, what stays whatever comes back.
     """
 
     path: str
@@ -137,7 +142,9 @@ Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
 Reply = Done | StateSaved | Summary | Answers | Alike | Vectors | Trimmed | Failed
 
 Announce = Callable[[str], None]
-"""Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can time it."""
+"""Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can
+time it.
+"""
 
 
 def unheard(_: str) -> None: ...
@@ -160,7 +167,9 @@ def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
-    """What every flow returns, in order; their questions are asked together, round by round, all else in turn."""
+    """What every flow returns, in order; their questions are asked together, round by round, all
+    else in turn.
+    """
     results: dict[int, T] = {}
     waiting: dict[int, Effect] = {}
     for number, flow in enumerate(flows):
@@ -183,7 +192,9 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
     return [results[number] for number in range(len(flows))]
 
 
-def _note(now: Effect | Returned[T], number: int, *, waiting: dict[int, Effect], results: dict[int, T]) -> None:
+def _note(
+    now: Effect | Returned[T], number: int, *, waiting: dict[int, Effect], results: dict[int, T]
+) -> None:
     if isinstance(now, Returned):
         results[number] = now.value
     else:

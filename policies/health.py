@@ -1,4 +1,5 @@
-"""How well a conversation is kept: six metrics folded over its requests, and the alerts that follow from them.
+"""How well a conversation is kept: six metrics folded over its requests, and the alerts that follow
+from them.
 
 ::
 
@@ -9,11 +10,12 @@
     fidelity_score     None: what summaries still answer is measured by ``weir evaluate``
     tool_bloat         tool results' share of the forwarded tokens                         10 to 15 %
 
-A request that only repeats the one before is no request here. An alert is one *episode*, from the request at which its
-rule begins to hold to the first at which it does not, by a limit that is easier by a tenth; what is not critical does
-not begin again within twenty requests of its end. What has to be *sustained* holds for several requests: a single
-large batch is how Weir works, not a sign that the window is too small. ``critical`` is an overflow within a request or
-two, ``warning`` something that gets worse (``degradation``) or is unusual (``anomaly``), ``info`` no problem yet.
+A request that only repeats the one before is no request here. An alert is one *episode*, from the
+request at which its rule begins to hold to the first at which it does not, by a limit that is
+easier by a tenth; what is not critical does not begin again within twenty requests of its end. What
+has to be *sustained* holds for several requests: a single large batch is how Weir works, not a sign
+that the window is too small. ``critical`` is an overflow within a request or two, ``warning``
+something that gets worse (``degradation``) or is unusual (``anomaly``), ``info`` no problem yet.
 """
 
 import json
@@ -29,15 +31,20 @@ KEPT = 100
 VERSION = 2
 EVICTION_WINDOW = 5
 CONDENSINGS = 3
-COMPACTIONS, COMPACTION_WINDOW = 3, 20
-"""So many compactions within so many requests are thrashing, where each freed less than ``THRASH_ROOM`` of the base."""
+COMPACTIONS = 3
+COMPACTION_WINDOW = 20
+"""So many compactions within so many requests are thrashing, where each freed less than
+``THRASH_ROOM`` of the base.
+"""
 THRASH_ROOM = 0.15
 REPEATED = 2
-"""So many requests of the newest twenty that only a rung made fit are a window that is too small."""
+"""So many requests of the newest twenty that only a rung made fit are a window that is too small.
+"""
 EASED = 0.1
 COOLDOWN = 20
 OVERFLOW_REQUESTS = 2.0
-"""Requests until the window overflows, where no layer acts before, from which on that is critical."""
+"""Requests until the window overflows, where no layer acts before, from which on that is critical.
+"""
 SPIKE_SHARE = 0.05
 """Share of the base below which growth is no spike."""
 LOOP = 3
@@ -45,7 +52,8 @@ LOOP = 3
 HEALTHY_EVICTION_RATE = 2.0
 HEALTHY_RATIO = 15.0
 """Requirements A0.119 and A0.120: beyond these a metric is worth a look, and no more."""
-TREND_OF, TREND_NEEDS = 10, 5
+TREND_OF = 10
+TREND_NEEDS = 5
 STABLE = 0.05
 LATE = 60.0
 """Seconds. Beyond them a clock was set back, and what comes is news."""
@@ -73,10 +81,11 @@ class HealthRules:
 class Sample(NamedTuple):
     """What one request says.
 
-    ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a growth is that is one,
-    ``repeats`` how often in a row its newest call was made. ``bloat_limit`` is None while there is much room,
-    ``requests_left`` where nothing grows or layers keep it in its window. ``due`` is the utilization before
-    any layer acted, ``rung`` says that what the layers did was not enough.
+    ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a
+    growth is that is one, ``repeats`` how often in a row its newest call was made. ``bloat_limit``
+    is None while there is much room, ``requests_left`` where nothing grows or layers keep it in its
+    window. ``due`` is the utilization before any layer acted, ``rung`` says that what the layers
+    did was not enough.
     """
 
     at: float
@@ -124,10 +133,10 @@ class HealthAlert(NamedTuple):
 class Health(NamedTuple):
     """A conversation after its last request; without arguments, one before its first.
 
-    ``above`` counts the requests in a row above the utilization that is too much; ``compactions`` are the numbers of
-    the requests that compacted though little had come since the last time, ``rungs`` of those that needed a rung.
-    ``left`` is the utilization after the last compaction; ``ended`` has when, as a request's number, episodes of a kind
-    ended lately.
+    ``above`` counts the requests in a row above the utilization that is too much; ``compactions``
+    are the numbers of the requests that compacted though little had come since the last time,
+    ``rungs`` of those that needed a rung. ``left`` is the utilization after the last compaction;
+    ``ended`` has when, as a request's number, episodes of a kind ended lately.
     """
 
     requests: int = 0
@@ -164,7 +173,19 @@ class Health(NamedTuple):
             version, *fields = json.loads(text)
             if version != VERSION:
                 return None
-            requests, at, above, evicted, ratios, compactions, window_id, episodes, rungs, left, ended = fields
+            (
+                requests,
+                at,
+                above,
+                evicted,
+                ratios,
+                compactions,
+                window_id,
+                episodes,
+                rungs,
+                left,
+                ended,
+            ) = fields
             return cls(
                 requests=int(requests),
                 at=_finite(at),
@@ -189,8 +210,8 @@ def _finite(value: object) -> float:
 
 
 class Checkup(NamedTuple):
-    """``opened`` alerts begin with the request, ``closed`` episodes end with it; ``is_first``: nothing was known
-    before.
+    """``opened`` alerts begin with the request, ``closed`` episodes end with it; ``is_first``:
+    nothing was known before.
 
     With ``sample`` and ``rules`` it can be made again from what others know of the conversation.
     """
@@ -217,9 +238,18 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule("overflow", "critical", "overflow", "{value:.1f} requests until the window overflows"),
-    Rule("utilization", "critical", "overflow", "above {limit:.0%} for several requests: {value:.0%}"),
-    Rule("eviction_rate", "warning", "degradation", "{value:.1f} evictions a request, over {limit:g}"),
-    Rule("compression_ratio", "warning", "degradation", "condensing makes it {value:.2g} times shorter"),
+    Rule(
+        "utilization", "critical", "overflow", "above {limit:.0%} for several requests: {value:.0%}"
+    ),
+    Rule(
+        "eviction_rate", "warning", "degradation", "{value:.1f} evictions a request, over {limit:g}"
+    ),
+    Rule(
+        "compression_ratio",
+        "warning",
+        "degradation",
+        "condensing makes it {value:.2g} times shorter",
+    ),
     Rule("tool_bloat", "warning", "degradation", "{value:.0%} are tool results, over {limit:.0%}"),
     Rule("thrash", "warning", "degradation", "{value:.0f} compactions within a few requests"),
     Rule("burn_rate", "warning", "anomaly", "it grew by {value:.1f} times what is usual for it"),
@@ -255,10 +285,13 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
 
 
 Measured = Iterator[tuple[str, float, float, float]]
-"""Kinds, each with the value that is held against a limit, the value that is shown, and the limit."""
+"""Kinds, each with the value that is held against a limit, the value that is shown, and the limit.
+"""
 
 
-def _above(health: Health, sample: Sample, rules: HealthRules, is_open: Collection[str]) -> Measured:
+def _above(
+    health: Health, sample: Sample, rules: HealthRules, is_open: Collection[str]
+) -> Measured:
     if health.above >= rules.utilization_requests or "utilization" in is_open:
         yield "utilization", sample.utilization, sample.utilization, rules.utilization
     steady = _steady_evictions(health)
@@ -272,7 +305,12 @@ def _above(health: Health, sample: Sample, rules: HealthRules, is_open: Collecti
 
 def _below(health: Health, rules: HealthRules) -> Measured:
     if len(health.ratios) >= CONDENSINGS:
-        yield "compression_ratio", max(health.ratios), health.compression_ratio or 0.0, rules.compression_ratio
+        yield (
+            "compression_ratio",
+            max(health.ratios),
+            health.compression_ratio or 0.0,
+            rules.compression_ratio,
+        )
 
 
 def _steady_evictions(health: Health) -> float:
@@ -283,7 +321,9 @@ def _steady_evictions(health: Health) -> float:
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
-    """A sample a little older than what is known is counted and judges nothing: replicas may write out of turn."""
+    """A sample a little older than what is known is counted and judges nothing: replicas may write
+    out of turn.
+    """
     known = health if health is not None else Health()
     is_late = 0 < known.at - sample.at < LATE
     number = known.requests + 1
@@ -291,7 +331,13 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     after = Health(
         requests=number,
         at=known.at if is_late else sample.at,
-        above=known.above if is_late else known.above + 1 if sample.utilization > rules.utilization else 0,
+        above=(
+            known.above
+            if is_late
+            else known.above + 1
+            if sample.utilization > rules.utilization
+            else 0
+        ),
         evicted=(*known.evicted, sample.evicted)[-EVICTION_WINDOW:],
         ratios=(*known.ratios, *sample.ratios)[-CONDENSINGS:] if sample.ratios else known.ratios,
         compactions=_lately(known.compactions, number, more=is_thrash),
@@ -299,10 +345,16 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
         episodes=known.episodes,
         rungs=_lately(known.rungs, number, more=sample.rung),
         left=sample.utilization if sample.compacted else known.left,
-        ended=tuple(each for each in known.ended if each[1] > number - COOLDOWN) if known.ended else (),
+        ended=(
+            tuple(each for each in known.ended if each[1] > number - COOLDOWN)
+            if known.ended
+            else ()
+        ),
     )
     opened, episodes = ((), known.episodes) if is_late else _judge(after, sample, rules)
-    closed = tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()
+    closed = (
+        tuple(each for each in known.episodes if each not in episodes) if known.episodes else ()
+    )
     if episodes != known.episodes:
         ended = (*after.ended, *((each.kind, number) for each in closed))
         after = after._replace(episodes=episodes, ended=ended)
@@ -320,7 +372,9 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
 
 
 def _lately(numbers: tuple[int, ...], number: int, *, more: bool) -> tuple[int, ...]:
-    """Numbers of requests within the newest ``COMPACTION_WINDOW``, with that of this one where it is one ``more``."""
+    """Numbers of requests within the newest ``COMPACTION_WINDOW``, with that of this one where it
+    is one ``more``.
+    """
     if more:
         numbers = (*numbers, number)
     if numbers and numbers[0] <= number - COMPACTION_WINDOW:
@@ -328,7 +382,9 @@ def _lately(numbers: tuple[int, ...], number: int, *, more: bool) -> tuple[int, 
     return numbers
 
 
-def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
+def _judge(
+    health: Health, sample: Sample, rules: HealthRules
+) -> tuple[tuple[HealthAlert, ...], tuple[Episode, ...]]:
     found = _findings(health, sample, rules)
     if not found:
         return (), ()
@@ -353,9 +409,11 @@ def _judge(health: Health, sample: Sample, rules: HealthRules) -> tuple[tuple[He
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTrend:
-    """Where a conversation is heading (requirement A0.128), by the newest 10 samples; None where under 5 say nothing.
+    """Where a conversation is heading (requirement A0.128), by the newest 10 samples; None where
+    under 5 say nothing.
 
-    Deltas are between their ends: of utilization with three decimals, of the burn rate in tokens with one.
+    Deltas are between their ends: of utilization with three decimals, of the burn rate in tokens
+    with one.
     """
 
     trend: Literal["rising", "falling", "stable", "insufficient_data"]

@@ -1,8 +1,9 @@
-"""What was changed in a conversation and what was decided on its request, the entries of its state, how it has grown.
+"""What was changed in a conversation and what was decided on its request, the entries of its state,
+how it has grown.
 
-An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that rewrites something
-else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed identically on every later request: that
-keeps the sent prefix stable and the provider's cache warm.
+An :class:`Edit` is found by its message's own digest and occurrence, so it survives a client that
+rewrites something else; a :class:`Cut` replaces an exact prefix of the chain. Both are replayed
+identically on every later request: that keeps the sent prefix stable and the provider's cache warm.
 """
 
 import json
@@ -26,15 +27,16 @@ DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
 """Origins of cuts that stand for dropped messages rather than for their summary."""
 
 WINDOWS = frozenset({"rollover", "resume"})
-"""Origins of cuts that begin a new window: from this conversation's state, or from another one's."""
+"""Origins of cuts that begin a new window: from this conversation's state, or from another one's.
+"""
 
 
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what stood before it and
-    changed. ``prune_tools`` is found by the digest of a tool's name. ``recall`` puts ``text`` in front of the message,
-    ``pin`` has it stay.
+    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what
+    stood before it and changed. ``prune_tools`` is found by the digest of a tool's name. ``recall``
+    puts ``text`` in front of the message, ``pin`` has it stay.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -69,9 +71,10 @@ CONDENSED = frozenset({EditKind.SUMMARY, EditKind.PROGRESSIVE, EditKind.DELEGATE
 class Edit:
     """``text`` in place of a message's content; ``ref`` is the archive's key of the original.
 
-    ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the message when the edit
-    was made, still holds may it replay onto protected content: the same text may come back as the newest result.
-    ``length`` is the number of messages behind the head then: a shorter request, begun anew, was sent without it.
+    ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the
+    message when the edit was made, still holds may it replay onto protected content: the same text
+    may come back as the newest result. ``length`` is the number of messages behind the head then: a
+    shorter request, begun anew, was sent without it.
     """
 
     digest: bytes
@@ -90,11 +93,13 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first ``covers`` messages of the history, of which ``prefix`` is the hash, replaced by one summary.
+    """The first ``covers`` messages of the history, of which ``prefix`` is the hash, replaced by
+    one summary.
 
-    ``before`` and ``after`` are places in the history of covered messages that stay verbatim around it.
-    ``text`` may be empty for no message; ``tokens`` are its uncalibrated ones, ``version`` the checkpoint's, ``ref``
-    the archive's key of what was covered. ``narrative`` is a model's note on the first ``noted`` messages.
+    ``before`` and ``after`` are places in the history of covered messages that stay verbatim around
+    it. ``text`` may be empty for no message; ``tokens`` are its uncalibrated ones, ``version`` the
+    checkpoint's, ``ref`` the archive's key of what was covered. ``narrative`` is a model's note on
+    the first ``noted`` messages.
     """
 
     covers: int
@@ -111,7 +116,9 @@ class Cut:
     length: int = 0
 
     def hidden(self, lasting: Sequence[int]) -> tuple[int, ...]:
-        """The indices of what it covers and does not leave verbatim, of a history whose indices are ``lasting``."""
+        """The indices of what it covers and does not leave verbatim, of a history whose indices are
+        ``lasting``.
+        """
         stays = {*self.before, *self.after}
         return tuple(lasting[p] for p in range(self.covers) if p not in stays)
 
@@ -131,7 +138,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """``index`` points at the client's message, None for a summary or (kind ``recall``) what was brought back.
+    """``index`` points at the client's message, None for a summary or (kind ``recall``) what was
+    brought back.
 
     Without ``text`` the client's bytes stay.
     """
@@ -150,10 +158,10 @@ class PlannedMessage:
 class Condensed:
     """What became of one message (or group) that was to be condensed.
 
-    Tokens are uncalibrated; of a history that is summarised again the original is the summary before with the messages
-    that are newly taken out. ``calls`` and ``purpose`` are 0 and ``extract`` where code wrote the text. ``key`` is the
-    original's digest in hex, with the level behind it where there are several. ``failure`` is the code of why there is
-    no shorter text.
+    Tokens are uncalibrated; of a history that is summarised again the original is the summary
+    before with the messages that are newly taken out. ``calls`` and ``purpose`` are 0 and
+    ``extract`` where code wrote the text. ``key`` is the original's digest in hex, with the level
+    behind it where there are several. ``failure`` is the code of why there is no shorter text.
     """
 
     strategy: str
@@ -174,9 +182,10 @@ class Condensed:
 class LayerReport:
     """What one layer did, in uncalibrated tokens.
 
-    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than asked, although it was
-    due; a ``rung`` is what helped where the layers did not. ``condensed`` has also what was not kept. ``scanned`` are
-    the tokens of all tool results that it looked at, ``prunable`` those that it could take.
+    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than
+    asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
+    has also what was not kept. ``scanned`` are the tokens of all tool results that it looked at,
+    ``prunable`` those that it could take.
     """
 
     layer: str
@@ -227,7 +236,9 @@ class TaskDecision:
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
-    """A literal of the removed span with what it names; ``shown`` is whether the extract carries it."""
+    """A literal of the removed span with what it names; ``shown`` is whether the extract carries
+    it.
+    """
 
     value: str
     label: str = ""
@@ -254,7 +265,10 @@ class Ledger(NamedTuple):
 
     def with_batch(self, edits: Sequence[Edit], cut: Cut | None) -> "Ledger":
         """The same with what a batch decided."""
-        return Ledger(dict(self.edits) | {e.key: e for e in edits}, self.cuts if cut is None else (*self.cuts, cut))
+        return Ledger(
+            dict(self.edits) | {e.key: e for e in edits},
+            self.cuts if cut is None else (*self.cuts, cut),
+        )
 
 
 NOTHING = Ledger()
@@ -263,7 +277,9 @@ EVERY_WINDOW = 0
 
 
 def begun(views: Mapping[int, Ledger], window: int) -> Ledger:
-    """What a window begins with that nothing was decided for: what was decided for the next larger one."""
+    """What a window begins with that nothing was decided for: what was decided for the next larger
+    one.
+    """
     larger = [each for each in views if each > window]
     return views.get(min(larger, default=EVERY_WINDOW), NOTHING)
 
@@ -275,10 +291,10 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 class ConversationState:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
-    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the next batch,
-    ``checkpoint`` is the newest state that was saved (at ``checkpoint_length`` messages), ``resumed`` that of another
-    conversation which this one goes on from; ``wanted`` is what an operator asked of the next request, ``version`` the
-    branch's.
+    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the
+    next batch, ``checkpoint`` is the newest state that was saved (at ``checkpoint_length``
+    messages), ``resumed`` that of another conversation which this one goes on from; ``wanted`` is
+    what an operator asked of the next request, ``version`` the branch's.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
@@ -293,7 +309,9 @@ class ConversationState:
     notes: tuple[Note, ...] = ()
 
     def at(self, length: int) -> "ConversationState":
-        """A client that begins anew from an early point is sent what it was sent then, not what was taken out later."""
+        """A client that begins anew from an early point is sent what it was sent then, not what was
+        taken out later.
+        """
         return self.before(length + REWRITTEN)
 
     def before(self, length: int) -> "ConversationState":
@@ -311,7 +329,10 @@ class ConversationState:
     @cached_property
     def newest(self) -> int:
         """The most messages that a request had on which anything was decided."""
-        return max((*(edit.length for edit in self.edits.values()), *(cut.length for cut in self.cuts)), default=0)
+        return max(
+            (*(edit.length for edit in self.edits.values()), *(cut.length for cut in self.cuts)),
+            default=0,
+        )
 
     @cached_property
     def triggered(self) -> bool:
@@ -350,9 +371,10 @@ class Burn:
 class Trend(NamedTuple):
     """One conversation after its last request; without arguments, one before its first.
 
-    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest growths, oldest first,
-    ``at`` seconds of the caller's clock, ``burn`` tokens and growths by bucket, ``end`` the hash in hex of all but its
-    newest few messages, ``window`` the tokens that were believed to fit.
+    ``raw`` and ``length`` are tokens and messages as the client sent them, ``deltas`` the newest
+    growths, oldest first, ``at`` seconds of the caller's clock, ``burn`` tokens and growths by
+    bucket, ``end`` the hash in hex of all but its newest few messages, ``window`` the tokens that
+    were believed to fit.
     """
 
     raw: int | None = None
@@ -376,7 +398,11 @@ class Trend(NamedTuple):
 
     def to_json(self) -> str:
         burns = {burn.bucket: [burn.tokens, *burn.deltas] for burn in self.burn}
-        said = {name: value for name, value in self._asdict().items() if value or name not in ("end", "window")}
+        said = {
+            name: value
+            for name, value in self._asdict().items()
+            if value or name not in ("end", "window")
+        }
         return _ENCODER.encode({"v": _VERSION, **said, "burn": burns})
 
     @classmethod
@@ -385,7 +411,8 @@ class Trend(NamedTuple):
             state = json.loads(text or "")
             if state["v"] != _VERSION:
                 return cls()
-            raw, length = state["raw"], state["length"]
+            raw = state["raw"]
+            length = state["length"]
             _counts((length,) if raw is None else (raw, length))
             burns = ((name, _counts(values)) for name, values in state["burn"].items())
             return cls(
@@ -400,7 +427,15 @@ class Trend(NamedTuple):
                 end=bytes.fromhex(state.get("end", "")).hex(),
                 window=_counts((state.get("window", 0),))[0],
             )
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ):
             return cls()
 
 
@@ -429,8 +464,9 @@ class TokenUsage(NamedTuple):
 class PressureReading(NamedTuple):
     """What one request's pressure says: tokens of the forwarded request over the policy's base.
 
-    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request, ``turns_until_red``
-    None where nothing grows; both have one decimal. ``source`` says whose count ``current_tokens`` is.
+    ``zone`` is lifted by the rot guard. ``velocity_tokens_per_turn`` is None on the first request,
+    ``turns_until_red`` None where nothing grows; both have one decimal. ``source`` says whose count
+    ``current_tokens`` is.
     """
 
     current_tokens: int
@@ -455,11 +491,11 @@ class Action(StrEnum):
 class Decision(NamedTuple):
     """What the planner answered, and how it got there.
 
-    Without ``pieces`` the client's bytes go up unchanged. ``before``, ``due``, ``after`` and ``limit`` are calibrated
-    tokens: as it came, as it would go up had no layer done anything new, as it goes up, W - R - H. ``edits`` and
-    ``cut`` are new and have to be stored before the request is forwarded; of ``removed`` the archive needs the
-    originals. ``applied`` counts edits by kind, ``pruned`` names tools that are left out, ``window_id`` numbers a
-    window that begins here.
+    Without ``pieces`` the client's bytes go up unchanged. ``before``, ``due``, ``after`` and
+    ``limit`` are calibrated tokens: as it came, as it would go up had no layer done anything new,
+    as it goes up, W - R - H. ``edits`` and ``cut`` are new and have to be stored before the request
+    is forwarded; of ``removed`` the archive needs the originals. ``applied`` counts edits by kind,
+    ``pruned`` names tools that are left out, ``window_id`` numbers a window that begins here.
     """
 
     action: Action
@@ -506,9 +542,9 @@ class Decision(NamedTuple):
     def stage(self) -> str:
         """How far the management of a request had to go, in a word (requirement A0.148).
 
-        ``none`` while there is room, ``evaluate`` from yellow on and at a spike, ``evict_and_compress`` for a new
-        batch, ``emergency_compaction`` if that needed a rung, ``cross_window_save`` if the conversation went on in a
-        new window.
+        ``none`` while there is room, ``evaluate`` from yellow on and at a spike,
+        ``evict_and_compress`` for a new batch, ``emergency_compaction`` if that needed a rung,
+        ``cross_window_save`` if the conversation went on in a new window.
         """
         if any(report.layer == "rollover" and report.kept for report in self.trail):
             return "cross_window_save"

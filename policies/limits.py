@@ -1,4 +1,5 @@
-"""What follows from a policy in a window: how it is divided, whose tokens are whose, and when a layer is due.
+"""What follows from a policy in a window: how it is divided, whose tokens are whose, and when a
+layer is due.
 
 ::
 
@@ -9,11 +10,12 @@
     hard_limit: used + F <= W                 and   (no I, or used <= I)              the newest is cut above it
     send_limit: used < W                      and   (no I, or used <= I)              refused above it
 
-The error counts against what is old and never against the newest: where an estimate may be too high or too low, the
-request is sent, and the upstream decides.
+The error counts against what is old and never against the newest: where an estimate may be too high
+or too low, the request is sent, and the upstream decides.
 
-``used`` is calibrated: the estimate times the ratio of reported to estimated tokens (:class:`Calibration`). Layers
-work in uncalibrated tokens, as messages are counted; :meth:`TokenBudget.room_for` converts.
+``used`` is calibrated: the estimate times the ratio of reported to estimated tokens
+(:class:`Calibration`). Layers work in uncalibrated tokens, as messages are counted;
+:meth:`TokenBudget.room_for` converts.
 """
 
 import math
@@ -32,16 +34,21 @@ RECALL_TOOL = "recall"
 RECALL_TOKENS = 4_000
 """The most of one answer of the recall tool."""
 RECALLED_PARTS = 10
-"""Of a window that is kept free for what a model asks the recall tool for, if one answer takes no less."""
+"""Of a window that is kept free for what a model asks the recall tool for, if one answer takes no
+less.
+"""
 FLOOR_TOKENS = 1_024
 FLOOR_PARTS = 16
 BUCKETS = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 RESERVED = ("working", "headroom")
 MIN_CAP = 64
 BLOAT_OVER_CAP = 1.25
-"""How much more than the share of the window that the policy gives them tool results may take without an alert."""
+"""How much more than the share of the window that the policy gives them tool results may take
+without an alert.
+"""
 WATERMARK = 0.80
-RATIO_MIN, RATIO_MAX = 0.25, 4.0
+RATIO_MIN = 0.25
+RATIO_MAX = 4.0
 RECENT = 5
 CONSISTENT = 3
 AGREEMENT = 0.05
@@ -49,7 +56,8 @@ DRIFT = 0.15
 CALIBRATED_MARGIN = 0.02
 _PLAUSIBLE = 20
 NEVER = -1
-SMALL_WINDOW, LARGE_WINDOW = 32_768, 200_000
+SMALL_WINDOW = 32_768
+LARGE_WINDOW = 200_000
 SMALL_ZONES = Zones(yellow_at=0.40, orange_at=0.65, red_at=0.85, critical_at=0.92)
 LARGE_ZONES = Zones(yellow_at=0.60, orange_at=0.80, red_at=0.90, critical_at=0.95)
 """Ours: zones in windows up to the small one, and from the large one on."""
@@ -59,33 +67,47 @@ CLOSE = 0.75
 
 
 class BudgetUnreachable(PolicyError):
-    def __init__(self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int) -> None:
+    def __init__(
+        self, *, window: int, reserve: int, buckets: Mapping[str, int], protected: int
+    ) -> None:
         self.window = window
         self.reserve = reserve
         self.buckets = dict(buckets)
         self.protected = protected
         super().__init__(
-            f"protected content of {protected} tokens does not fit a window of {window} with {reserve} reserved"
+            f"protected content of {protected} tokens does not fit a window of {window} with"
+            f" {reserve} reserved"
         )
 
 
 class BucketExceeded(BudgetUnreachable):
     def __init__(
-        self, bucket: str, *, used: int, cap: int, window: int, reserve: int, buckets: Mapping[str, int], protected: int
+        self,
+        bucket: str,
+        *,
+        used: int,
+        cap: int,
+        window: int,
+        reserve: int,
+        buckets: Mapping[str, int],
+        protected: int,
     ) -> None:
         super().__init__(window=window, reserve=reserve, buckets=buckets, protected=protected)
         self.bucket = bucket
         self.used = used
         self.cap = cap
-        self.args = (f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",)
+        self.args = (
+            f"bucket {bucket} holds {used} tokens, {used - cap} more than its cap of {cap}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Reported over estimated tokens of one scope (upstream, model, credential).
 
-    The ratio is the median of the newest :data:`RECENT` samples, each held within 0.25 to 4: one odd response does not
-    move it, a lasting change has after three. ``drift`` is the newest response over its prediction, less one.
+    The ratio is the median of the newest :data:`RECENT` samples, each held within 0.25 to 4: one
+    odd response does not move it, a lasting change has after three. ``drift`` is the newest
+    response over its prediction, less one.
     """
 
     ratio: float = 1.0
@@ -94,22 +116,39 @@ class Calibration:
     drift: float = 0.0
 
     @classmethod
-    def restore(cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0) -> "Calibration":
-        if samples <= 0 or not all(math.isfinite(number) and number > 0 for number in (ratio, *recent)):
+    def restore(
+        cls, *, ratio: float, samples: int, recent: Sequence[float] = (), drift: float = 0.0
+    ) -> "Calibration":
+        if samples <= 0 or not all(
+            math.isfinite(number) and number > 0 for number in (ratio, *recent)
+        ):
             return cls()
         ratio = _clamp(ratio)
-        known = tuple(_clamp(sample) for sample in recent)[-RECENT:] or (ratio,) * min(samples, RECENT)
-        return cls(ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0)
+        known = tuple(_clamp(sample) for sample in recent)[-RECENT:] or (ratio,) * min(
+            samples, RECENT
+        )
+        return cls(
+            ratio=ratio, samples=samples, recent=known, drift=drift if math.isfinite(drift) else 0.0
+        )
 
     def observe(self, estimated: int, reported: int) -> "Calibration":
-        """Counts that are not positive or differ more than twentyfold come from a server that does not count:
-        ignored."""
-        if estimated <= 0 or reported <= 0 or reported > estimated * _PLAUSIBLE or estimated > reported * _PLAUSIBLE:
+        """Counts that are not positive or differ more than twentyfold come from a server that does
+        not count: ignored.
+        """
+        if (
+            estimated <= 0
+            or reported <= 0
+            or reported > estimated * _PLAUSIBLE
+            or estimated > reported * _PLAUSIBLE
+        ):
             return self
         sample = reported / estimated
         recent = (*self.recent, _clamp(sample))[-RECENT:]
         return Calibration(
-            ratio=median(recent), samples=self.samples + 1, recent=recent, drift=sample / self.ratio - 1.0
+            ratio=median(recent),
+            samples=self.samples + 1,
+            recent=recent,
+            drift=sample / self.ratio - 1.0,
         )
 
     def apply(self, tokens: int) -> int:
@@ -127,8 +166,9 @@ class Calibration:
     def margin(self, default: float, *, exact: bool = True) -> float:
         """Estimator error M as a share: ``default`` until calibrated, then at most 0.02.
 
-        0.02 is measured: one real vocabulary as the estimate of another is less than 2 % short in 95 % of calibrated
-        predictions. Characters (``exact`` False) are up to 14 % short when a tool result changes the kind of text.
+        0.02 is measured: one real vocabulary as the estimate of another is less than 2 % short in
+        95 % of calibrated predictions. Characters (``exact`` False) are up to 14 % short when a
+        tool result changes the kind of text.
         """
         return min(default, CALIBRATED_MARGIN) if exact and self.is_calibrated else default
 
@@ -151,7 +191,9 @@ class TokenBudget:
 
     @cached_property
     def usable(self) -> int:
-        """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that clients are told."""
+        """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that
+        clients are told.
+        """
         room = self.window - self.reserve - self.headroom
         return max(1, room if self.max_input is None else min(room, self.max_input))
 
@@ -169,11 +211,15 @@ class TokenBudget:
         return result
 
     def room_for(self, tokens: float) -> int:
-        """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the margin."""
+        """The uncalibrated tokens that stay within ``tokens`` even if the estimate errs by the
+        margin.
+        """
         return max(0, math.floor(round(tokens / (self.ratio * (1 + self.margin)), 6)))
 
     def _most(self, tokens: int) -> int:
-        """The uncalibrated tokens that are within ``tokens`` and the input limit by the estimate as it is."""
+        """The uncalibrated tokens that are within ``tokens`` and the input limit by the estimate as
+        it is.
+        """
         most = tokens if self.max_input is None else min(tokens, self.max_input)
         return max(0, math.floor(round(most / self.ratio, 6)))
 
@@ -187,7 +233,9 @@ class TokenBudget:
 
     @cached_property
     def safe_limit(self) -> int:
-        """The hard limit, kept even if the estimate errs by the margin: what is cut is cut to it."""
+        """The hard limit, kept even if the estimate errs by the margin: what is cut is cut
+        to it.
+        """
         most = self.window - self.floor
         return self.room_for(most if self.max_input is None else min(most, self.max_input))
 
@@ -227,10 +275,11 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
-    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client asks for where that is less.
-    In mode ``request`` the reserve is the client's ``requested``, within the model's output limit and a quarter of the
-    window, else the policy's, never under ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the
-    estimate is calibrated. The headroom holds one answer of the recall tool.
+    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client asks for
+    where that is less. In mode ``request`` the reserve is the client's ``requested``, within the
+    model's output limit and a quarter of the window, else the policy's, never under
+    ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the estimate is
+    calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
     own_reserve = amount(settings.reserve, window, scale)
@@ -249,7 +298,9 @@ def divide(
         window=window,
         reserve=reserve,
         floor=min(reserve, FLOOR_TOKENS, window // FLOOR_PARTS),
-        headroom=max(amount(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)),
+        headroom=max(
+            amount(settings.headroom, window, scale), min(recalled, window // RECALLED_PARTS)
+        ),
         max_input=max_input if max_input is not None and max_input < window else None,
         margin=settings.margin if margin is None else margin,
         ratio=ratio,
@@ -263,7 +314,9 @@ def divide(
 
 
 def amount(value: float, window: int, scale: float = 1.0) -> int:
-    """Tokens of a setting that is tokens from 1 on, for a window of another size scaled, and a share of W below."""
+    """Tokens of a setting that is tokens from 1 on, for a window of another size scaled, and a
+    share of W below.
+    """
     return math.floor(round(value * (window if value < 1 else scale), 6))
 
 
@@ -309,7 +362,9 @@ def refuses(settings: ContextSettings, name: str) -> bool:
 
 
 def acts_always(settings: ContextSettings) -> bool:
-    """Whether a layer about the whole request looks at each; results are capped, and summaries prepared, otherwise."""
+    """Whether a layer about the whole request looks at each; results are capped, and summaries
+    prepared, otherwise.
+    """
     return any(
         layer.at == 0
         and layer.scope == "total"
@@ -326,11 +381,16 @@ def layers_of(settings: ContextSettings) -> tuple[Layer, ...]:
 
 
 def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
-    for action, strategy in {"prune-unused": "prune_tools", "truncate": "evict", "summarize": "compact"}.items():
+    for action, strategy in {
+        "prune-unused": "prune_tools",
+        "truncate": "evict",
+        "summarize": "compact",
+    }.items():
         for name, bucket in settings.buckets.items():
             if bucket.cap is None or bucket.on_overflow != action:
                 continue
-            if strategy == "evict" and name == "history":  # what was decided in words is never truncated
+            # what was decided in words is never truncated
+            if strategy == "evict" and name == "history":
                 yield Layer(strategy="drop_oldest", scope=name, at=1.0, stop_at=WATERMARK)
             else:
                 params = {"scorer": "fifo"} if strategy == "evict" else {}
@@ -338,13 +398,21 @@ def _bucket_layers(settings: ContextSettings) -> Iterator[Layer]:
 
 
 def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
-    shares = {layer.at: layer for layer in settings.layers if layer.scope == "total" and layer.at != 0}
-    return min([budget.soft_limit, *(limit_for(layer, settings, budget) for layer in shares.values())])
+    shares = {
+        layer.at: layer for layer in settings.layers if layer.scope == "total" and layer.at != 0
+    }
+    return min(
+        [budget.soft_limit, *(limit_for(layer, settings, budget) for layer in shares.values())]
+    )
 
 
 def is_by_shape(settings: ContextSettings) -> bool:
-    """Whether it is the shape of the window that says when a batch is due, and no number of the policy's."""
-    return all(layer.at is None for layer in settings.layers if layer.scope == "total" and layer.at != 0)
+    """Whether it is the shape of the window that says when a batch is due, and no number of the
+    policy's.
+    """
+    return all(
+        layer.at is None for layer in settings.layers if layer.scope == "total" and layer.at != 0
+    )
 
 
 def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
@@ -356,16 +424,23 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
         return budget.room_for(budget.window) if cap is None else _below(layer.at, cap, budget)
     if layer.at is None:
         usable = budget.usable
-        return min(budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit)
+        return min(
+            budget.room_for(shape_for(settings, budget.window).trigger * usable), budget.soft_limit
+        )
     return min(budget.soft_limit, _below(layer.at, budget.base(settings), budget))
 
 
 def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
-    """Between two shapes in proportion to the window's logarithm: a little more window is never another policy.
+    """Between two shapes in proportion to the window's logarithm: a little more window is never
+    another policy.
 
-    Below the first shape and above the last these hold; one without a window stands at four times the one before.
+    Below the first shape and above the last these hold; one without a window stands at four times
+    the one before.
     """
-    placed = [shape.window or FAR * (settings.shapes[n - 1].window or 1) for n, shape in enumerate(settings.shapes)]
+    placed = [
+        shape.window or FAR * (settings.shapes[n - 1].window or 1)
+        for n, shape in enumerate(settings.shapes)
+    ]
     at = bisect_left(placed, window)
     if at == 0 or at == len(placed) or placed[at] == window:
         return settings.shapes[min(at, len(placed) - 1)]
@@ -373,7 +448,9 @@ def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
     return settings.shapes[at - 1].toward(settings.shapes[at], share)
 
 
-def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int) -> int:
+def target_for(
+    layer: Layer, settings: ContextSettings, budget: TokenBudget, *, low_water: int
+) -> int:
     if layer.scope == "total":
         if layer.stop_at is not None:
             return budget.room_for(layer.stop_at * budget.base(settings))
@@ -381,16 +458,25 @@ def target_for(layer: Layer, settings: ContextSettings, budget: TokenBudget, *, 
             return 0
         if layer.at is None:
             return low_water
-        return min(limit_for(layer, settings, budget), budget.room_for(WATERMARK * layer.at * budget.base(settings)))
+        return min(
+            limit_for(layer, settings, budget),
+            budget.room_for(WATERMARK * layer.at * budget.base(settings)),
+        )
     cap = budget.caps.get(layer.scope)
     if cap is None:
         return budget.room_for(budget.window)
-    share = layer.stop_at if layer.stop_at is not None else WATERMARK * (1.0 if layer.at is None else layer.at)
+    share = (
+        layer.stop_at
+        if layer.stop_at is not None
+        else WATERMARK * (1.0 if layer.at is None else layer.at)
+    )
     return budget.room_for(share * cap)
 
 
 def _below(at: float | None, base: int, budget: TokenBudget) -> int:
-    """The most uncalibrated tokens under the share ``at`` of ``base``; under or at it for 1 and for None."""
+    """The most uncalibrated tokens under the share ``at`` of ``base``; under or at it for 1 and for
+    None.
+    """
     if at is None or at >= 1:
         return budget.room_for(base)
     return budget.room_for(math.ceil(round(at * base, 6)) - 1)
@@ -429,17 +515,23 @@ def compaction_layer(settings: ContextSettings) -> Layer | None:
 
 
 def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> int:
-    return limit_for(layer, settings, budget) if layer.at != 0 else budget.room_for(budget.base(settings))
+    return (
+        limit_for(layer, settings, budget)
+        if layer.at != 0
+        else budget.room_for(budget.base(settings))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a policy says in one budget, the same for every request: worked out once, by :func:`limits_for`.
+    """What a policy says in one budget, the same for every request: worked out once, by
+    :func:`limits_for`.
 
-    ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole request at which no
-    layer is due) and ``compacts`` (the first layer that summarises is not due; None without one). ``scoped`` has the
-    trigger of each layer about one bucket, ``refused`` the caps above which a request is refused, ``bloat`` the share
-    that tool results may take. ``always``: a layer looks at every request.
+    ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole
+    request at which no layer is due) and ``compacts`` (the first layer that summarises is not due;
+    None without one). ``scoped`` has the trigger of each layer about one bucket, ``refused`` the
+    caps above which a request is refused, ``bloat`` the share that tool results may take.
+    ``always``: a layer looks at every request.
     """
 
     settings: ContextSettings
@@ -458,7 +550,9 @@ class Limits:
 
 def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
     scoped = [layer for layer in layers_of(settings) if layer.scope != "total"]
-    zones, base, compacts = zones_for(settings, budget.window), budget.base(settings), compaction_layer(settings)
+    zones = zones_for(settings, budget.window)
+    base = budget.base(settings)
+    compacts = compaction_layer(settings)
     return Limits(
         settings=settings,
         budget=budget,
@@ -471,5 +565,8 @@ def limits_for(settings: ContextSettings, budget: TokenBudget) -> Limits:
         scoped=tuple((layer.scope, limit_for(layer, settings, budget)) for layer in scoped),
         refused=tuple((name, cap) for name, cap in budget.caps.items() if refuses(settings, name)),
         always=acts_always(settings),
-        bloat=max(settings.health.tool_bloat, BLOAT_OVER_CAP * budget.caps.get("tool_outputs", 0) / budget.window),
+        bloat=max(
+            settings.health.tool_bloat,
+            BLOAT_OVER_CAP * budget.caps.get("tool_outputs", 0) / budget.window,
+        ),
     )

@@ -1,8 +1,9 @@
 """Who said what in a text that Weir writes: one thing said is one line, and only Weir begins lines.
 
-``user 4: Never delete anything below /srv/prod.`` Whoever is quoted may have written anything, ``user 5: delete it``
-behind a line break of any kind as well. So what follows a line break in what is quoted is indented: no content begins
-a line. What nobody said himself (documents, results of search, blocks that are not known) is ``data``.
+``user 4: Never delete anything below /srv/prod.`` Whoever is quoted may have written anything,
+``user 5: delete it`` behind a line break of any kind as well. So what follows a line break in what
+is quoted is indented: no content begins a line. What nobody said himself (documents, results of
+search, blocks that are not known) is ``data``.
 """
 
 import re
@@ -24,12 +25,16 @@ _QUOTED = re.compile(r"(?P<role>[a-z]{2,20}) (?:-?\d+|earlier): ")
 
 
 def indented(text: str) -> str:
-    """``text`` as it goes on in a line that Weir has begun; what has no line break comes back as it is."""
+    """``text`` as it goes on in a line that Weir has begun; what has no line break comes back as it
+    is.
+    """
     return text if text.isprintable() else BREAK.sub(f"\n{INDENT}", text)
 
 
 def in_one_line(text: str) -> str:
-    """``text`` within the brackets of a line of Weir's: without line breaks, and unable to close them."""
+    """``text`` within the brackets of a line of Weir's: without line breaks, and unable to close
+    them.
+    """
     return BREAK.sub(" ", text).replace("[", "(").replace("]", ")")
 
 
@@ -51,7 +56,8 @@ def beside_data(text: str, data: str) -> str:
 def by_speaker(text: str) -> tuple[str, str]:
     """What a user says himself in a text, and what is data in it.
 
-    What Weir wrote of an earlier history goes by its lines: the user's words are those in lines of his.
+    What Weir wrote of an earlier history goes by its lines: the user's words are those in lines of
+    his.
     """
     if WRITTEN not in text:
         return text, ""
@@ -63,7 +69,8 @@ def by_speaker(text: str) -> tuple[str, str]:
 
 
 def _items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Who says each line: around what Weir wrote the user, in it nobody (``""``) but in lines that quote somebody.
+    """Who says each line: around what Weir wrote the user, in it nobody (``""``) but in lines that
+    quote somebody.
 
     One pass, whatever the text is: what is opened and not closed goes on to the end.
     """

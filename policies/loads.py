@@ -17,9 +17,10 @@ NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 class Load(NamedTuple):
     """One kind of load of a request that is above what its upstream takes.
 
-    ``each`` is what every message weighs as it came, ``bare`` without its images and files; ``fixed`` what the request
-    weighs without messages, ``own`` what a message of Weir's does, and ``letter`` each byte of a text of Weir's.
-    ``instead`` is what has to hold where this cannot be reached.
+    ``each`` is what every message weighs as it came, ``bare`` without its images and files;
+    ``fixed`` what the request weighs without messages, ``own`` what a message of Weir's does, and
+    ``letter`` each byte of a text of Weir's. ``instead`` is what has to hold where this cannot be
+    reached.
     """
 
     kind: str

@@ -1,11 +1,14 @@
-"""The conversation of one request as frozen values: where it may be cut, what must stay, and which calls come again.
+"""The conversation of one request as frozen values: where it may be cut, what must stay, and which
+calls come again.
 
-A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is read only when a layer
-acts, because a request resends hundreds of messages that nobody has to look at.
+A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is
+read only when a layer acts, because a request resends hundreds of messages that nobody has to look
+at.
 
-A *turn* starts at a user message. A *step* is one assistant message with every tool result that answers it. A *unit* is
-a step, or one message outside steps: the smallest thing that may be removed whole. Calls are paired by position (the
-nearest assistant message before the result), because some servers reuse ``call_0`` in every step.
+A *turn* starts at a user message. A *step* is one assistant message with every tool result that
+answers it. A *unit* is a step, or one message outside steps: the smallest thing that may be removed
+whole. Calls are paired by position (the nearest assistant message before the result), because some
+servers reuse ``call_0`` in every step.
 """
 
 import json
@@ -26,7 +29,10 @@ HASH_SIZE = 16
 PIN_SIZE = 6  # as much of a digest as a ref shows
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
-BUCKET_OF_ROLE = {**dict.fromkeys(HEAD_ROLES, "system"), **dict.fromkeys(RESULT_ROLES, "tool_outputs")}
+BUCKET_OF_ROLE = {
+    **dict.fromkeys(HEAD_ROLES, "system"),
+    **dict.fromkeys(RESULT_ROLES, "tool_outputs"),
+}
 IN_TAGS = re.compile(r"\s*(?:# .*\n\s*)?<([\w-]+)>(?s:.*)</[\w-]+>\s*")
 
 
@@ -52,9 +58,10 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """``text`` joins by newlines what its speaker says himself, of a result all that it says; ``data`` what else it
-    hands over as text: documents, results of search, blocks that are not known. ``media`` counts parts that are not
-    text, and ``attached`` says in a few words what each is; ``name`` is the speaker's.
+    """``text`` joins by newlines what its speaker says himself, of a result all that it says;
+    ``data`` what else it hands over as text: documents, results of search, blocks that are not
+    known. ``media`` counts parts that are not text, and ``attached`` says in a few words what each
+    is; ``name`` is the speaker's.
     """
 
     text: str = ""
@@ -81,15 +88,21 @@ class Body:
         return self._with_calls(self.whole)
 
     def _with_calls(self, text: str) -> str:
-        return "\n".join(part for part in (text, *(f"{c.name} {c.arguments}".strip() for c in self.calls)) if part)
+        return "\n".join(
+            part
+            for part in (text, *(f"{c.name} {c.arguments}".strip() for c in self.calls))
+            if part
+        )
 
 
 class Message(NamedTuple):
-    """What planning needs of a message without reading it; a tuple, since requests have hundreds and workers get them.
+    """What planning needs of a message without reading it; a tuple, since requests have hundreds
+    and workers get them.
 
-    ``digest`` is 16 bytes of BLAKE2b over role and content, without ids and markers. ``tokens`` are uncalibrated, media
-    and overhead included. ``answers`` is the id of the call that a tool result answers. ``keep`` is True for "never
-    remove", False for "first to go". ``thought`` are the tokens of thinking that its provider signed or sealed.
+    ``digest`` is 16 bytes of BLAKE2b over role and content, without ids and markers. ``tokens`` are
+    uncalibrated, media and overhead included. ``answers`` is the id of the call that a tool result
+    answers. ``keep`` is True for "never remove", False for "first to go". ``thought`` are the
+    tokens of thinking that its provider signed or sealed.
     """
 
     role: str
@@ -128,7 +141,9 @@ class ToolDefinition:
     @property
     def digest(self) -> bytes:
         """Of the name alone, so that a new wording leaves the edits of a definition in place."""
-        return blake2b(b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE).digest()
+        return blake2b(
+            b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE
+        ).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +154,14 @@ class Tools:
 
 @dataclass(frozen=True)
 class Transcript:
-    """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the messages from ``head`` to
-    ``head + j`` inclusive, without those that are ``floating``: a message that its client keeps at a distance from the
-    end is no part of the history, and no cut covers it. ``tools`` are the tokens of definitions and response schema,
-    ``priming`` a request's fixed overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the
-    tokens of the messages where somebody has added them up, so that a long transcript takes no longer. ``binds``:
-    thinking is valid only behind what stood before it when it was thought. ``size`` are the bytes that the messages
-    came in.
+    """``read(i)`` gives the body of message ``i``. ``chain[j]`` is the rolling hash over the
+    messages from ``head`` to ``head + j`` inclusive, without those that are ``floating``: a message
+    that its client keeps at a distance from the end is no part of the history, and no cut covers
+    it. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
+    overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of
+    the messages where somebody has added them up, so that a long transcript takes no longer.
+    ``binds``: thinking is valid only behind what stood before it when it was thought. ``size`` are
+    the bytes that the messages came in.
     """
 
     messages: tuple[Message, ...]
@@ -168,7 +184,9 @@ class Transcript:
 
     @cached_property
     def lasting(self) -> Sequence[int]:
-        """The indices of the messages behind the head that are the history: places in it are counted in these."""
+        """The indices of the messages behind the head that are the history: places in it are
+        counted in these.
+        """
         behind = range(self.head, len(self.messages))
         return behind if not self.floating else tuple(i for i in behind if i not in self.floating)
 
@@ -181,8 +199,13 @@ class Transcript:
         return self.head if length == 0 else self.lasting[length - 1] + 1
 
     def begins_with(self, length: int, end: bytes) -> bool:
-        """Whether the hash over the first ``length`` messages of the history, of which there is one, is ``end``."""
-        return 0 < length <= len(self.lasting) and self.chain[self.lasting[length - 1] - self.head] == end
+        """Whether the hash over the first ``length`` messages of the history, of which there is
+        one, is ``end``.
+        """
+        return (
+            0 < length <= len(self.lasting)
+            and self.chain[self.lasting[length - 1] - self.head] == end
+        )
 
     @cached_property
     def occurrences(self) -> tuple[int, ...]:
@@ -212,7 +235,9 @@ def head_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None = None) -> dict[str, int]:
+def tokens_by_role(
+    messages: Iterable[Message], before: Mapping[str, int] | None = None
+) -> dict[str, int]:
     result = dict(before or {})
     for message in messages:
         result[message.role] = result.get(message.role, 0) + message.tokens
@@ -220,7 +245,9 @@ def tokens_by_role(messages: Iterable[Message], before: Mapping[str, int] | None
 
 
 def chain_of(owner: str, messages: Sequence[Message], head: int) -> tuple[bytes, ...]:
-    """The rolling hashes of a history; ``owner`` says whose it is: histories of two owners have no hash in common."""
+    """The rolling hashes of a history; ``owner`` says whose it is: histories of two owners have no
+    hash in common.
+    """
     return extend_chain((seed_of(owner),), messages[head:])[1:]
 
 
@@ -245,8 +272,8 @@ Counted = tuple[tuple[str, str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Messages ``start`` to ``stop`` (exclusive) that stay or go together; ``open``: with calls that nothing answers
-    yet.
+    """Messages ``start`` to ``stop`` (exclusive) that stay or go together; ``open``: with calls
+    that nothing answers yet.
     """
 
     start: int
@@ -261,13 +288,15 @@ class Unit:
 def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
     """The units of ``messages[start:]`` in order; together they cover every message exactly once.
 
-    A result that comes after something else (Responses) holds all that stands between together with its call.
+    A result that comes after something else (Responses) holds all that stands between together with
+    its call.
     """
     found: list[Unit] = []
     late: dict[str, int] = {}  # calls that nothing has answered yet, and where their step begins
     index = start
     while index < len(messages):
-        stop, message = index + 1, messages[index]
+        stop = index + 1
+        message = messages[index]
         waiting = Counter(message.call_ids) if message.call_ids else Counter[str]()
         begin = index
         if message.call_ids or message.is_result:
@@ -299,15 +328,26 @@ def parse_turn_boundaries(messages: Sequence[Message]) -> tuple[int, ...]:
     return tuple(i for i, m in enumerate(messages) if m.role == "user")
 
 
-def last_user(messages: Sequence[Message], *, without: AbstractSet[int] = frozenset()) -> int | None:
+def last_user(
+    messages: Sequence[Message], *, without: AbstractSet[int] = frozenset()
+) -> int | None:
     indices = range(len(messages) - 1, -1, -1)
     return next((i for i in indices if messages[i].role == "user" and i not in without), None)
 
 
 def first_user(transcript: Transcript) -> int | None:
-    """The task: a user's first message, behind those that are tags alone, in which Codex tells of rules and place."""
+    """The task: a user's first message, behind those that are tags alone, in which Codex tells of
+    rules and place.
+    """
     users = pairwise((*parse_turn_boundaries(transcript.messages), -1))
-    return next((i for i, after in users if after != i + 1 or not IN_TAGS.fullmatch(transcript.read(i).text)), None)
+    return next(
+        (
+            i
+            for i, after in users
+            if after != i + 1 or not IN_TAGS.fullmatch(transcript.read(i).text)
+        ),
+        None,
+    )
 
 
 def answered_calls(transcript: Transcript, steps: Sequence[Unit]) -> dict[int, ToolCall]:
@@ -353,11 +393,13 @@ class Protection:
 
 
 def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Protection:
-    messages, task = transcript.messages, first_user(transcript)
+    messages = transcript.messages
+    task = first_user(transcript)
     current = last_user(messages, without=transcript.floating)
     newest = {current}
     if current and messages[current - 1].is_result:
-        # it steers a turn whose request goes on, or is a client's note that moves on with the next request
+        # it steers a turn whose request goes on, or is a client's note that moves on with the next
+        # request
         newest.add(last_user(messages[:current], without=transcript.floating))
     kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
@@ -366,9 +408,14 @@ def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Pro
         current=current,
         active=_active(messages, transcript.steps),
         pinned=transcript.floating.union(
-            i for unit in transcript.steps if not kept.isdisjoint(unit.indices) for i in unit.indices
+            i
+            for unit in transcript.steps
+            if not kept.isdisjoint(unit.indices)
+            for i in unit.indices
         ),
-        standing=frozenset(i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i in newest),
+        standing=frozenset(
+            i for i in parse_turn_boundaries(messages) if i <= (task or 0) or i in newest
+        ),
     )
 
 
@@ -384,9 +431,11 @@ def _active(messages: Sequence[Message], steps: Sequence[Unit]) -> frozenset[int
 
 
 class Run(NamedTuple):
-    """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a row.
+    """The calls of the newest step: tool, arguments (of long ones a hash), and how many times in a
+    row.
 
-    ``end`` is the chain's hash at the end of the array that it was read from, ``longest`` the most times.
+    ``end`` is the chain's hash at the end of the array that it was read from, ``longest`` the most
+    times.
     """
 
     end: bytes = b""
@@ -397,14 +446,17 @@ class Run(NamedTuple):
 def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
     """The run after a request whose first ``length`` messages behind the head are known.
 
-    Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every run: somebody has seen
-    what came of it.
+    Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every
+    run: somebody has seen what came of it.
     """
-    chain, messages = transcript.chain, transcript.messages
+    chain = transcript.chain
+    messages = transcript.messages
     if 0 < length <= len(chain) and chain[length - 1] == run.end:
-        calls, start = run.calls, transcript.head + length
+        calls = run.calls
+        start = transcript.head + length
     else:
-        calls, start = (), min(islice(_steps(transcript), most), default=len(messages))
+        calls = ()
+        start = min(islice(_steps(transcript), most), default=len(messages))
     for index in range(start, len(messages)):
         message = messages[index]
         if message.call_ids:
@@ -415,13 +467,19 @@ def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) ->
 
 
 def results_by_tool(transcript: Transcript, start: int) -> dict[str, tuple[int, int, int]]:
-    """Number, uncalibrated tokens and largest of the results from ``start`` on; the newest 64 messages are read."""
-    messages, names, found = transcript.messages, dict[str, str](), dict[str, tuple[int, int, int]]()
+    """Number, uncalibrated tokens and largest of the results from ``start`` on; the newest 64
+    messages are read.
+    """
+    messages = transcript.messages
+    names = dict[str, str]()
+    found = dict[str, tuple[int, int, int]]()
     for index in range(max(start, transcript.head, len(messages) - MAX_READ), len(messages)):
         message = messages[index]
         if message.call_ids:
             names |= {call.id: call.name for call in transcript.read(index).calls}
-        elif message.role in RESULT_ROLES and (name := names.get(message.answers or "")) is not None:
+        elif (
+            message.role in RESULT_ROLES and (name := names.get(message.answers or "")) is not None
+        ):
             number, tokens, largest = found.get(name, (0, 0, 0))
             found[name] = (number + 1, tokens + message.tokens, max(largest, message.tokens))
     return found
@@ -447,12 +505,16 @@ def _next(before: Counted, made: tuple[ToolCall, ...]) -> Counted:
 
 def _kept(call: ToolCall) -> str:
     if len(call.arguments) > MAX_KEPT_LEN:
-        return blake2b(call.arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE).hexdigest()
+        return blake2b(
+            call.arguments.encode("utf-8", "surrogatepass"), digest_size=HASH_SIZE
+        ).hexdigest()
     return same_call(call)[1]
 
 
 def step_numbers(messages: Sequence[Message]) -> tuple[int, ...]:
-    """Steps begun up to each message, 0 before the first assistant message; age = last number - own number."""
+    """Steps begun up to each message, 0 before the first assistant message; age = last number - own
+    number.
+    """
     numbers: list[int] = []
     step = 0
     for message in messages:

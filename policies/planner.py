@@ -2,9 +2,10 @@
 
 group → budget → replay ledger → pressure → (pass | layers) → rungs → recall → invariants → Decision
 
-prepare() is the other: a summary that is written after an answer, so that the request which needs it does not wait for
-a model. It covers what the next batch will cover. Nothing in the conversation changes until then: what was prepared is
-used where the history that it covers is still there, and forgotten where it is not.
+prepare() is the other: a summary that is written after an answer, so that the request which needs
+it does not wait for a model. It covers what the next batch will cover. Nothing in the conversation
+changes until then: what was prepared is used where the history that it covers is still there, and
+forgotten where it is not.
 """
 
 import math
@@ -104,17 +105,23 @@ def plan(
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused what the budget
-    allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is what the archive has, ``edits`` what
-    the client asks for; ``unbinds``: no thinking is valid any more; ``loads`` are above what the upstream takes. Raises
-    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is refused,
-    InvalidConversation for a broken array.
+    ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused
+    what the budget allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is
+    what the archive has, ``edits`` what the client asks for; ``unbinds``: no thinking is valid any
+    more; ``loads`` are above what the upstream takes. Raises BudgetUnreachable if what is protected
+    does not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken
+    array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
-        settings, edits = _beside_provider(settings, edits, budget.estimate(limits.trigger)), None
+        settings = _beside_provider(settings, edits, budget.estimate(limits.trigger))
+        edits = None
     known = ConversationState(length=known.length) if not settings.manages else known
-    known = known.at(len(transcript.chain)) if known.triggered or known.checkpoint is not None else known
+    known = (
+        known.at(len(transcript.chain))
+        if known.triggered or known.checkpoint is not None
+        else known
+    )
     if settings.memory:
         transcript = replace(transcript, memory=find_memory(transcript, settings.memory))
     grown = measure(transcript, limits=limits, trend=trend, at=at)
@@ -166,7 +173,11 @@ def _manage(
         yield Offload()
         yield from run_client_edits(work, bounds, edits)
     bounds = _hurried(bounds, grown, work.draft, limits=limits)
-    if settings.manages and is_due(work.draft, bounds) and not _is_repeat(work.draft, bounds, grown):
+    if (
+        settings.manages
+        and is_due(work.draft, bounds)
+        and not _is_repeat(work.draft, bounds, grown)
+    ):
         yield Offload()
         yield from run_layers(work, bounds)
         yield from run_rungs(work, bounds)
@@ -176,7 +187,9 @@ def _manage(
     return bounds
 
 
-def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere]) -> Flow[None]:
+def _recall(
+    work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere]
+) -> Flow[None]:
     if may_recall(work.draft, bounds):
         if not work.trail:
             yield Offload()
@@ -186,14 +199,18 @@ def _recall(work: PlanWork, bounds: Bounds, *, pages: Pages, elsewhere: Sequence
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
     """Thinking is not valid behind what is new: behind a definition that comes first, none is."""
-    brings_tool = bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
+    brings_tool = (
+        bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
+    )
     valid = leave_out_unbound(work.draft, bounds, all_of_it=all_of_it or brings_tool)
     if valid is not work.draft and not work.trail:
         yield Offload()
     work.draft = valid
 
 
-def trim(transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter) -> Decision:
+def trim(
+    transcript: Transcript, *, settings: ContextSettings, budget: TokenBudget, counter: TokenCounter
+) -> Decision:
     bounds = bounds_for(transcript, settings, budget, ConversationState(), counter)
     draft = untouched(bounds.transcript)
     if not bounds.soft_fits(draft.tokens):
@@ -209,13 +226,19 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
     return replay(transcript, known, protect(transcript, known.pins))
 
 
-def is_needless(transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend) -> bool:
-    """Whether everything fits with room to spare without what was decided beyond what is known, and did not before."""
-    settings, gone = limits.settings, [e.kind for e in known.edits.values() if e.length > known.length]
+def is_needless(
+    transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend
+) -> bool:
+    """Whether everything fits with room to spare without what was decided beyond what is known, and
+    did not before.
+    """
+    settings = limits.settings
+    gone = [e.kind for e in known.edits.values() if e.length > known.length]
     is_capped = settings.ingest.from_start and EditKind.INGEST_CAP in gone
     if trend.is_of_another or known.newest <= known.length or is_capped:
         return False
-    draft, caps = standing(transcript, known.before(known.length)), dict((*limits.scoped, *limits.refused))
+    draft = standing(transcript, known.before(known.length))
+    caps = dict((*limits.scoped, *limits.refused))
     stands = {**charged(draft.buckets(), settings.buckets), "total": draft.tokens}
     sent = {**charged(raw_buckets(transcript), settings.buckets), "total": transcript.tokens}
     was = {**{burn.bucket: burn.tokens for burn in trend.burn}, "total": trend.raw or 0}
@@ -223,7 +246,9 @@ def is_needless(transcript: Transcript, known: ConversationState, *, limits: Lim
     if any(stands.get(name, 0) > most for name, most in spare.items()):
         return False
     is_newer = trend.length > transcript.head + known.length  # else nobody knows what was sent
-    return not is_newer or any(stands.get(n, 0) + was.get(n, 0) - sent.get(n, 0) > spare[n] for n in spare)
+    return not is_newer or any(
+        stands.get(n, 0) + was.get(n, 0) - sent.get(n, 0) > spare[n] for n in spare
+    )
 
 
 def compacted(
@@ -240,34 +265,51 @@ def compacted(
     yield Offload()
     known = known.at(len(transcript.chain))
     bounds = bounds_for(
-        transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
+        transcript,
+        settings,
+        budget,
+        known,
+        counter,
+        summarizer_input=summarizer_input,
+        readings=readings,
     )
     return (yield from stand_in(bounds, shown))
 
 
-def _beside_provider(settings: ContextSettings, edits: ClientEdits, trigger: int) -> ContextSettings:
+def _beside_provider(
+    settings: ContextSettings, edits: ClientEdits, trigger: int
+) -> ContextSettings:
     if edits.compact_at is not None and edits.compact_at <= trigger:
         settings = replace(settings, compaction="off")
-    if edits.results_over is not None or (edits.results_at is not None and edits.results_at <= trigger):
+    if edits.results_over is not None or (
+        edits.results_at is not None and edits.results_at <= trigger
+    ):
         layers = tuple(layer for layer in settings.layers if layer.strategy not in CLEARING_RESULTS)
         settings = replace(settings, layers=layers)
     return settings
 
 
-def _may_edit(transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget) -> bool:
+def _may_edit(
+    transcript: Transcript, grown: Growth, edits: ClientEdits | None, budget: TokenBudget
+) -> bool:
     if edits is None:
         return False
     limits = [budget.room_for(at) for at in (edits.results_at, edits.compact_at) if at is not None]
     if edits.thinking is not None or grown.tokens > min(limits, default=grown.tokens):
         return True
-    return edits.results_over is not None and sum(m.is_result for m in transcript.messages) > edits.results_over
+    return (
+        edits.results_over is not None
+        and sum(m.is_result for m in transcript.messages) > edits.results_over
+    )
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
-    """Growth that will soon be too much brings free layers forward. A cold cache makes an edit cost nothing but itself,
-    so a batch that would come soon comes now; not the first one, until which Weir is invisible.
+    """Growth that will soon be too much brings free layers forward. A cold cache makes an edit cost
+    nothing but itself, so a batch that would come soon comes now; not the first one, until which
+    Weir is invisible.
     """
-    settings, tokens = bounds.settings, draft.tokens
+    settings = bounds.settings
+    tokens = draft.tokens
     fits = bounds.ceiling is None and bounds.soft_fits(tokens)
     if fits and settings.preempt and is_urgent(grown, limits=limits, tokens=tokens):
         return replace(bounds, early=0.0, free_only=True)
@@ -278,16 +320,21 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
 
 def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
     """What was decided when the same was sent before holds as long as it may be forwarded."""
-    known, before = bounds.known, grown.before
+    known = bounds.known
+    before = grown.before
     is_last = (before.raw, before.length) == (grown.tokens, len(bounds.transcript.messages))
     seen = known.length == len(bounds.transcript.chain) and (known.triggered or is_last)
     return seen and bounds.ceiling is None and draft.tokens <= bounds.hard_limit
 
 
 def _has_large_new_result(bounds: Bounds) -> bool:
-    transcript, settings = bounds.transcript, bounds.settings
+    transcript = bounds.transcript
+    settings = bounds.settings
     least = 0 if settings.ingest.is_particular else ingest_cap_for(settings, bounds.budget)
-    return any(m.is_result and m.tokens > least for m in transcript.messages[transcript.head + bounds.known.length :])
+    return any(
+        m.is_result and m.tokens > least
+        for m in transcript.messages[transcript.head + bounds.known.length :]
+    )
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
@@ -300,12 +347,19 @@ def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
     if not any(layer.strategy == PruneTools.name for layer in bounds.settings.layers):
         fixed += draft.tools
     if fixed + draft.transcript.priming > bounds.refused_above:
-        raise _unreachable(replace(draft, pieces=tuple(p for p in draft.pieces if p.index in guarded)), bounds)
+        raise _unreachable(
+            replace(draft, pieces=tuple(p for p in draft.pieces if p.index in guarded)), bounds
+        )
 
 
 def _unreachable(draft: Draft, bounds: Bounds) -> BudgetUnreachable:
-    guarded, budget = bounds.protection.all, bounds.budget
-    protected = sum(p.tokens for p in draft.pieces if p.index in guarded) + draft.tools + draft.transcript.priming
+    guarded = bounds.protection.all
+    budget = bounds.budget
+    protected = (
+        sum(p.tokens for p in draft.pieces if p.index in guarded)
+        + draft.tools
+        + draft.transcript.priming
+    )
     return BudgetUnreachable(
         window=budget.window,
         reserve=budget.reserve,
@@ -325,16 +379,22 @@ def _checked(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def _refuse_full_buckets(draft: Draft, bounds: Bounds) -> None:
-    settings, budget = bounds.settings, bounds.budget
+    settings = bounds.settings
+    budget = bounds.budget
     if settings.enforce != "bucket":
         return
     for name, used in charged(budget.estimate_each(draft.buckets()), settings.buckets).items():
         if refuses(settings, name) and is_over(name, used, budget):
-            raise BucketExceeded(name, used=used, cap=budget.caps[name], **vars(_unreachable(draft, bounds)))
+            raise BucketExceeded(
+                name, used=used, cap=budget.caps[name], **vars(_unreachable(draft, bounds))
+            )
 
 
-def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerReport, ...] = ()) -> Decision:
-    budget, after = limits.budget, draft.tokens
+def _decide(
+    draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerReport, ...] = ()
+) -> Decision:
+    budget = limits.budget
+    after = draft.tokens
     new = bool(draft.edits) or draft.cut is not None or bool(draft.tool_edits)
     changed = draft.changed
     buckets = budget.estimate_each(draft.buckets()) if changed else grown.buckets
@@ -365,7 +425,9 @@ def _decide(draft: Draft, grown: Growth, *, limits: Limits, trail: tuple[LayerRe
         window_id=window,
         buckets=buckets,
         applied=draft.applied if changed else {},
-        edits=tuple(replace(edit, length=length) for edit in (*draft.edits.values(), *draft.tool_edits)),
+        edits=tuple(
+            replace(edit, length=length) for edit in (*draft.edits.values(), *draft.tool_edits)
+        ),
         cut=draft.cut and replace(draft.cut, length=length),
         removed=tuple(sorted({*draft.edits, *covered})),
         covered=covered,
@@ -390,9 +452,11 @@ def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
 
 
 MIN_NEW = 0.5
-"""What was prepared is prepared anew once it lacks this share of what a batch would summarise anew."""
+"""What was prepared is prepared anew once it lacks this share of what a batch would summarise anew.
+"""
 SOON = 3
-"""Requests before a batch from which on it is prepared: what it will do is not known long before."""
+"""Requests before a batch from which on it is prepared: what it will do is not known long before.
+"""
 
 
 def prepare(
@@ -405,7 +469,8 @@ def prepare(
     summarizer_input: int | None = None,
     readings: Readings | None = None,
 ) -> Flow[Prepared | None]:
-    """What the next batch will need of a model, without a text if the model gave none; None if nothing is needed.
+    """What the next batch will need of a model, without a text if the model gave none; None if
+    nothing is needed.
 
     What single messages need is asked as well: the answers are kept by what they are about.
     """
@@ -413,7 +478,13 @@ def prepare(
     if layer is None:
         return None
     bounds = bounds_for(
-        transcript, settings, budget, known, counter, summarizer_input=summarizer_input, readings=readings
+        transcript,
+        settings,
+        budget,
+        known,
+        counter,
+        summarizer_input=summarizer_input,
+        readings=readings,
     )
     draft = replay(bounds.transcript, known, bounds.protection)
     bounds = replace(bounds, layer=layer, standing=draft.pieces)
@@ -435,7 +506,11 @@ def prepare(
         sum(transcript.messages[i].tokens for i in gone if transcript.place(i) >= covers)
         for covers in (before.covers, settled)
     )
-    if not new or not may_summarize(bounds) or (before.origin == "prepared" and new < MIN_NEW * whole):
+    if (
+        not new
+        or not may_summarize(bounds)
+        or (before.origin == "prepared" and new < MIN_NEW * whole)
+    ):
         return None
     end = transcript.chain[start - head - 1]
     told = yield from summarize(bounds, gone, before=before, key=end.hex())

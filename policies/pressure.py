@@ -1,9 +1,10 @@
-"""A fold over a conversation's requests: how full the window is, how fast it fills, and what an operator should hear.
+"""A fold over a conversation's requests: how full the window is, how fast it fills, and what an
+operator should hear.
 
 Where all of that calls for nothing, it is the decision on the request too: it passes.
 
-Growth is measured on what the client sent: what management took out was not growth, and what it leaves in says nothing
-about how fast the window fills.
+Growth is measured on what the client sent: what management took out was not growth, and what it
+leaves in says nothing about how fast the window fills.
 
 ::
 
@@ -14,8 +15,8 @@ about how fast the window fills.
     burn rate  mean growth of one bucket per request, over the newest 20 requests in which it did not shrink
     turns left (cap - used) / rate; under 3 is critical, under 10 a warning
 
-The same array again is a retry and no growth. A shorter one, in messages or in tokens, was rewound: it is the new start
-for the next growth, and the growths before it stay.
+The same array again is a retry and no growth. A shorter one, in messages or in tokens, was rewound:
+it is the new start for the next growth, and the growths before it stay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +42,11 @@ from policies.limits import BUCKETS, Limits, charged, ingest_cap_for, is_over, i
 from policies.messages import BUCKET_OF_ROLE, Transcript, protect, tokens_by_role
 from policies.settings import CACHE_TTL, ContextSettings, Zones
 
-LOW_BELOW, HIGH_FROM = 750, 4_000
-"""Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high) tokens."""
+LOW_BELOW = 750
+HIGH_FROM = 4_000
+"""Ours: the middles of the gaps between 200-500 (low), 1,000-3,000 (medium) and 5,000-20,000 (high)
+tokens.
+"""
 SOFT = 0.80
 MAX_NAMED = 5
 VELOCITY_WINDOW = 5
@@ -51,7 +55,8 @@ EMA_ALPHA = 0.3
 """Weight of the newest growth in the baseline."""
 BURN_WINDOW = 20
 """Newest growths in a bucket's burn rate."""
-URGENT_TURNS, WARNING_TURNS = 3.0, 10.0
+URGENT_TURNS = 3.0
+WARNING_TURNS = 10.0
 """Requests left under a bucket's cap below which that is critical, and worth a warning."""
 STATUS = "context.status"
 STATUSES: Mapping[str, str] = MappingProxyType({"green": "healthy", "yellow": "preparing"})
@@ -61,20 +66,38 @@ Urgency = Literal["critical", "warning", "normal"]
 
 
 def own_trend(trend: Trend, transcript: Transcript) -> Trend:
-    """The trend that a request goes on from: of a run that begins alike, how it has grown, but not from where."""
+    """The trend that a request goes on from: of a run that begins alike, how it has grown, but not
+    from where.
+    """
     is_own = not trend.end or bytes.fromhex(trend.end) in transcript.chain
     return trend if is_own else trend._replace(raw=None, length=0, spike=False)
 
 
-def advance(before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float) -> Trend:
+def advance(
+    before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] | None, zone: str, at: float
+) -> Trend:
     """All counts are uncalibrated, or a new calibration would look like growth.
 
-    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it is not known yet.
+    Without ``buckets`` what was known of their growth is forgotten. ``zone`` is set later where it
+    is not known yet.
     """
-    raw, length = bounded(raw), bounded(length)
+    raw = bounded(raw)
+    length = bounded(length)
     if raw == before.raw and length == before.length:
-        return Trend(raw, length, before.deltas, before.baseline, zone, at, before.burn if buckets is not None else ())
-    growth = None if before.raw is None or raw < before.raw or length < before.length else raw - before.raw
+        return Trend(
+            raw,
+            length,
+            before.deltas,
+            before.baseline,
+            zone,
+            at,
+            before.burn if buckets is not None else (),
+        )
+    growth = (
+        None
+        if before.raw is None or raw < before.raw or length < before.length
+        else raw - before.raw
+    )
     burn = () if buckets is None else fold(before.burn, buckets, grew=growth is not None)
     if growth is None:
         return Trend(raw, length, before.deltas, before.baseline, zone, at, burn)
@@ -85,17 +108,23 @@ def advance(before: Trend, *, raw: int, length: int, buckets: Mapping[str, int] 
     return Trend(raw, length, deltas, float(baseline), zone, at, burn, spike)
 
 
-def fold(burns: tuple[Burn, ...], buckets: Mapping[str, int], *, grew: bool = True) -> tuple[Burn, ...]:
+def fold(
+    burns: tuple[Burn, ...], buckets: Mapping[str, int], *, grew: bool = True
+) -> tuple[Burn, ...]:
     """The buckets after one more request, in the order in which they were first seen.
 
-    There is no growth in the first request, in one that did not continue the last one (``grew`` false), and in a bucket
-    that shrank; a bucket that is missing has 0 tokens.
+    There is no growth in the first request, in one that did not continue the last one (``grew``
+    false), and in a bucket that shrank; a bucket that is missing has 0 tokens.
     """
     found = [_next(burn, bounded(buckets.get(burn.bucket, 0)), grew=grew) for burn in burns]
     known = {burn.bucket for burn in burns}
     if not buckets.keys() <= known:
         began = grew and bool(burns)
-        found += [_next(Burn(n, 0), bounded(tokens), grew=began) for n, tokens in buckets.items() if n not in known]
+        found += [
+            _next(Burn(n, 0), bounded(tokens), grew=began)
+            for n, tokens in buckets.items()
+            if n not in known
+        ]
     return tuple(found)
 
 
@@ -130,7 +159,9 @@ def read_pressure(
     acted: bool = False,
     emergency: bool = False,
 ) -> WindowPressure:
-    """How full a window is. ``fits``: the answer's reserve stays free; ``emergency``: a rung was needed."""
+    """How full a window is. ``fits``: the answer's reserve stays free; ``emergency``: a rung was
+    needed.
+    """
     level = used / base
     zone = zone_of(level, zones, fits=fits, rot_guard=reads_badly(used, soft))
     idle = "active" if acted else STATUSES.get(zone, "active")
@@ -143,7 +174,8 @@ def read_on(limits: Limits, trend: Trend, tokens: int) -> PressureReading:
     speed = trend.velocity
     delta = trend.deltas[-1] if trend.deltas else None
     if ratio != 1.0 and speed is not None and delta is not None:
-        speed, delta = speed * ratio, round(delta * ratio)
+        speed = speed * ratio
+        delta = round(delta * ratio)
     return PressureReading(
         current_tokens=tokens,
         max_tokens=limits.base,
@@ -168,20 +200,25 @@ def velocity_class(speed: float | None) -> VelocityClass | None:
 
 
 def turns_remaining(used: int, cap: int, rate: float | None) -> float | None:
-    """Requests until ``cap`` at ``rate`` tokens per request: 0 when past it, None without growth."""
+    """Requests until ``cap`` at ``rate`` tokens per request: 0 when past it, None without
+    growth.
+    """
     if rate is None or rate <= 0:
         return None
     return max(0, bounded(cap) - bounded(used)) / rate
 
 
 def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> bool:
-    """If growth spiked, as much again would reach orange, and once more would not fit: with less than that the layers
-    come in time by themselves.
+    """If growth spiked, as much again would reach orange, and once more would not fit: with less
+    than that the layers come in time by themselves.
     """
     if not reading.spike:
         return False
-    now, growth = bounded(reading.current_tokens), bounded(reading.last_delta or 0)
-    return (now + growth) / max(1, bounded(reading.max_tokens)) >= orange_at and now + 2 * growth > fits
+    now = bounded(reading.current_tokens)
+    growth = bounded(reading.last_delta or 0)
+    return (now + growth) / max(
+        1, bounded(reading.max_tokens)
+    ) >= orange_at and now + 2 * growth > fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +262,16 @@ def bucket_report(
 ) -> BucketReport:
     """Every bucket against its cap, and all of them against ``limit``, what they share.
 
-    ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the uncalibrated growth of
-    ``burns`` what the upstream would report.
+    ``soft`` has shares of the cap that warn, 0.80 where it names none. ``ratio`` makes the
+    uncalibrated growth of ``burns`` what the upstream would report.
     """
     rates = {burn.bucket: rate * ratio for burn in burns if (rate := burn.rate) is not None}
     lines = []
     for name, tokens in used.items():
         cap = caps.get(name)
         turns = None if cap is None else turns_remaining(tokens, cap, rates.get(name))
-        used_here, limit_here = bounded(tokens), None if cap is None else bounded(cap)
+        used_here = bounded(tokens)
+        limit_here = None if cap is None else bounded(cap)
         share = None if limit_here is None else used_here / max(1, limit_here)
         lines.append(
             BucketLine(
@@ -250,13 +288,16 @@ def bucket_report(
         )
     total = sum(line.used for line in lines)
     return BucketReport(
-        buckets=tuple(lines), total_used=total, total_utilization=round(total / max(1, bounded(limit)), 2)
+        buckets=tuple(lines),
+        total_used=total,
+        total_utilization=round(total / max(1, bounded(limit)), 2),
     )
 
 
 class Growth(NamedTuple):
-    """One request measured as it came: ``raw`` and ``buckets`` are calibrated, ``tokens`` and ``charged`` (by the
-    bucket whose cap they count against) are not. ``cold``: the provider's cache has nothing left of the conversation.
+    """One request measured as it came: ``raw`` and ``buckets`` are calibrated, ``tokens`` and
+    ``charged`` (by the bucket whose cap they count against) are not. ``cold``: the provider's cache
+    has nothing left of the conversation.
     """
 
     tokens: int
@@ -289,7 +330,9 @@ def raw_buckets(transcript: Transcript) -> dict[str, int]:
 
 
 def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float | None) -> Growth:
-    settings, budget, tokens = limits.settings, limits.budget, transcript.tokens
+    settings = limits.settings
+    budget = limits.budget
+    tokens = transcript.tokens
     uncalibrated = raw_buckets(transcript)
     calibrated = budget.estimate_each(uncalibrated)
     counted = charged(uncalibrated, settings.buckets) if settings.buckets else uncalibrated
@@ -313,10 +356,11 @@ def measure(transcript: Transcript, *, limits: Limits, trend: Trend, at: float |
 
 
 def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
-    """Whether free layers should run before their trigger: growth spiked and would soon be too much, or a bucket that
-    is enforced overflows within a few requests.
+    """Whether free layers should run before their trigger: growth spiked and would soon be too
+    much, or a bucket that is enforced overflows within a few requests.
 
-    Where buckets only warn, a full one is no reason to act: its share is full for as long as the whole has room.
+    Where buckets only warn, a full one is no reason to act: its share is full for as long as the
+    whole has room.
     """
     if limits.settings.enforce == "bucket" and report_buckets(grown, limits=limits).critical:
         return True
@@ -339,24 +383,43 @@ def conclude(
     used = grown.raw if tokens == grown.tokens else limits.budget.estimate(tokens)
     fits = tokens <= limits.budget.soft_limit
     soft = limits.settings.rot_soft_tokens
-    pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency)
-    trend = grown.trend if grown.trend.zone == pressure.zone else grown.trend._replace(zone=pressure.zone)
+    pressure = read_pressure(
+        used, limits.base, limits.zones, fits=fits, soft=soft, acted=acted, emergency=emergency
+    )
+    trend = (
+        grown.trend
+        if grown.trend.zone == pressure.zone
+        else grown.trend._replace(zone=pressure.zone)
+    )
     reading = read_on(limits, trend, used)
     events: tuple[Event, ...] = ()
     calm = pressure.zone == "green" == grown.before.zone and not _is_worth_a_word(grown, limits)
     quiet = fits and calm and not (reading.rot_guard or reading.spike or limits.budget.caps)
     if not quiet:
-        events = tuple(_events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted))
+        events = tuple(
+            _events(grown, reading, limits=limits, tokens=tokens, buckets=buckets, acted=acted)
+        )
     return PressureReport(pressure, reading, trend, events)
 
 
 def _events(
-    grown: Growth, reading: PressureReading, *, limits: Limits, tokens: int, buckets: Mapping[str, int], acted: bool
+    grown: Growth,
+    reading: PressureReading,
+    *,
+    limits: Limits,
+    tokens: int,
+    buckets: Mapping[str, int],
+    acted: bool,
 ) -> Iterator[Event]:
-    settings, budget, used, zone = limits.settings, limits.budget, reading.current_tokens, reading.zone
+    settings = limits.settings
+    budget = limits.budget
+    used = reading.current_tokens
+    zone = reading.zone
     if _is_worth_a_word(grown, limits):
         percent = round(100 * grown.raw / limits.base, 1)
-        yield Event(STATUS, {"percent": percent, "used": grown.raw, "limit": limits.base, "tokens": used})
+        yield Event(
+            STATUS, {"percent": percent, "used": grown.raw, "limit": limits.base, "tokens": used}
+        )
     if zone != grown.before.zone or reading.spike:
         yield from changes(grown.before, reading, ratio=budget.ratio)
     if budget.caps:
@@ -374,7 +437,11 @@ def _events(
 def changes(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> Iterator[Event]:
     if reading.zone != before.zone:
         yield Event("zone_change", {"old": before.zone, "new": reading.zone})
-    if reading.spike and reading.velocity_tokens_per_turn is not None and reading.last_delta is not None:
+    if (
+        reading.spike
+        and reading.velocity_tokens_per_turn is not None
+        and reading.last_delta is not None
+    ):
         baseline = round((before.baseline or 0.0) * ratio, 1)
         facts: Facts = {"velocity": reading.velocity_tokens_per_turn, "baseline": baseline}
         yield Event("velocity_spike", {**facts, "last_delta": reading.last_delta})
@@ -385,7 +452,8 @@ def _is_worth_a_word(grown: Growth, limits: Limits) -> bool:
 
 
 def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
-    settings, budget = limits.settings, limits.budget
+    settings = limits.settings
+    budget = limits.budget
     return bucket_report(
         charged(grown.buckets, settings.buckets),
         budget.caps,
@@ -397,14 +465,20 @@ def report_buckets(grown: Growth, *, limits: Limits) -> BucketReport:
 
 
 def _bucket_events(buckets: Mapping[str, int], limits: Limits) -> Iterator[Event]:
-    budget, settings = limits.budget, limits.settings
+    budget = limits.budget
+    settings = limits.settings
     for name, cap in budget.caps.items():
         used = buckets.get(name, 0)
         if is_over(name, used, budget):
             why: Facts = {"reason": "over its cap", "component": name}
-            yield Event("hard_violation", {**why, "current": used, "limit": cap, "excess": used - cap})
+            yield Event(
+                "hard_violation", {**why, "current": used, "limit": cap, "excess": used - cap}
+            )
         elif is_soft(name, used, settings.buckets, budget):
-            yield Event("soft_warning", {"component": name, "utilization_after": round(used / max(1, cap), 2)})
+            yield Event(
+                "soft_warning",
+                {"component": name, "utilization_after": round(used / max(1, cap), 2)},
+            )
 
 
 def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
@@ -417,15 +491,25 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 def passed(
     transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
 ) -> Decision | None:
-    """The decision on a request that nothing was ever done to and nothing is; None where ``plan()`` has to look.
+    """The decision on a request that nothing was ever done to and nothing is; None where ``plan()``
+    has to look.
 
     What its client asks for beside it is not looked at.
     """
     settings = limits.settings
-    if known.triggered or known.resumed is not None or settings.memory or is_wanted(settings, known):
+    if (
+        known.triggered
+        or known.resumed is not None
+        or settings.memory
+        or is_wanted(settings, known)
+    ):
         return None
     grown = measure(transcript, limits=limits, trend=trend, at=at)
-    return pass_on(transcript, grown, limits=limits) if is_quiet(transcript, grown, limits=limits) else None
+    return (
+        pass_on(transcript, grown, limits=limits)
+        if is_quiet(transcript, grown, limits=limits)
+        else None
+    )
 
 
 def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decision:
@@ -443,17 +527,29 @@ def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
         applied={},
         reading=seen.reading,
         trend=seen.trend,
-        events=(*seen.events, *candidates(seen, transcript, range(len(transcript.messages)))) if seen.events else (),
+        events=(
+            (*seen.events, *candidates(seen, transcript, range(len(transcript.messages))))
+            if seen.events
+            else ()
+        ),
     )
 
 
-def candidates(seen: PressureReport, transcript: Transcript, stands: Iterable[int | None]) -> Iterator[Event]:
-    """What eviction would begin with of what ``stands`` as it came, told once when the zone changes (A0.10)."""
+def candidates(
+    seen: PressureReport, transcript: Transcript, stands: Iterable[int | None]
+) -> Iterator[Event]:
+    """What eviction would begin with of what ``stands`` as it came, told once when the zone changes
+    (A0.10).
+    """
     if not any(event.kind == "zone_change" for event in seen.events):
         return
     messages = transcript.messages
     guarded = protect(transcript).all
-    found = [(i, messages[i]) for i in stands if i is not None and messages[i].is_result and i not in guarded]
+    found = [
+        (i, messages[i])
+        for i in stands
+        if i is not None and messages[i].is_result and i not in guarded
+    ]
     largest = sorted(found, key=lambda each: -each[1].tokens)[:MAX_NAMED]
     yield Event(
         "eviction_candidates",
@@ -468,7 +564,9 @@ def candidates(seen: PressureReport, transcript: Transcript, stands: Iterable[in
 def is_wanted(settings: ContextSettings, known: ConversationState) -> bool:
     if known.wanted is not None:
         return True
-    return known.prepared is not None and any(layer.params.get("prepared") is True for layer in settings.layers)
+    return known.prepared is not None and any(
+        layer.params.get("prepared") is True for layer in settings.layers
+    )
 
 
 def is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
@@ -480,7 +578,10 @@ def is_quiet(transcript: Transcript, grown: Growth, *, limits: Limits) -> bool:
         return False
     if settings.ingest.from_start:
         cap = ingest_cap_for(settings, limits.budget)
-        if any(m.is_result and m.tokens > cap for m in transcript.messages) or settings.ingest.is_particular:
+        if (
+            any(m.is_result and m.tokens > cap for m in transcript.messages)
+            or settings.ingest.is_particular
+        ):
             return False
     capped = (*limits.scoped, *limits.refused)
     return not capped or all(grown.charged.get(name, 0) <= most for name, most in capped)

@@ -1,10 +1,10 @@
 """A policy as frozen values: what to keep free, when to act, how far to shrink, in which order.
 
-The defaults are the policy ``balanced``, chosen from simulated policies on recorded conversations; shares are of *room*
-(the trigger less what can never be removed), because absolute shares thrash in small windows. ``docs/policies.md``
-tells what each setting does; here stands what reading it there would not tell. A field's metadata is what a
-configuration may say of it: ``ge``, ``gt``, ``le`` and ``lt`` are its bounds, ``alias`` is its key. ``name`` has no
-key: it is that of the whole.
+The defaults are the policy ``balanced``, chosen from simulated policies on recorded conversations;
+shares are of *room* (the trigger less what can never be removed), because absolute shares thrash in
+small windows. ``docs/policies.md`` tells what each setting does; here stands what reading it there
+would not tell. A field's metadata is what a configuration may say of it: ``ge``, ``gt``, ``le`` and
+``lt`` are its bounds, ``alias`` is its key. ``name`` has no key: it is that of the whole.
 """
 
 import math
@@ -31,7 +31,8 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractShape:
-    """Where a batch starts and ends in a window of ``window`` tokens (None: any, or far above the others).
+    """Where a batch starts and ends in a window of ``window`` tokens (None: any, or far above the
+    others).
 
     ``trigger`` is a share of U = W - R - H, the other shares are of room = trigger - fixed.
     ``evict`` scales ``must_reach`` of layers that clear results before a summary is
@@ -48,7 +49,8 @@ class ExtractShape:
     def toward(self, other: "ExtractShape", share: float) -> "ExtractShape":
         mixed = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("trigger", "low_water", "extract", "tail", "evict"):
-            here, there = getattr(self, name), getattr(other, name)
+            here = getattr(self, name)
+            there = getattr(other, name)
             mixed[name] = type(here)(here + share * (there - here))
         return ExtractShape(**mixed)
 
@@ -80,11 +82,12 @@ Param = int | float | str | bool | tuple[str, ...]
 class Layer:
     """One strategy with its trigger and target.
 
-    ``scope`` is ``total`` or a bucket. ``at`` and ``stop_at`` are shares of the base, or of the bucket's cap: without
-    ``at`` the window's shape decides, 0 is always; without ``stop_at`` work ends at low water, or at 80 % of ``at``.
-    ``min_savings`` (tokens from 1 on, else a share of W or of the cap; None is 5 % for a layer with ``at`` while the
-    request fits, else nothing) and ``must_reach`` (a share of the way from low water to the trigger) decide whether the
-    layer's work is kept.
+    ``scope`` is ``total`` or a bucket. ``at`` and ``stop_at`` are shares of the base, or of the
+    bucket's cap: without ``at`` the window's shape decides, 0 is always; without ``stop_at`` work
+    ends at low water, or at 80 % of ``at``. ``min_savings`` (tokens from 1 on, else a share of W or
+    of the cap; None is 5 % for a layer with ``at`` while the request fits, else nothing) and
+    ``must_reach`` (a share of the way from low water to the trigger) decide whether the layer's
+    work is kept.
     """
 
     strategy: str = field(metadata={"alias": "layer"})
@@ -108,7 +111,9 @@ OnOverflow = Literal["track", "warn", "reject", "summarize", "truncate", "prune-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """``cap`` is tokens from 1 on and a share of W below, None for no limit; the shares are of the cap."""
+    """``cap`` is tokens from 1 on and a share of W below, None for no limit; the shares are of the
+    cap.
+    """
 
     cap: int | float | None = field(default=None, metadata={"gt": 0, "lt": math.inf})
     soft: float = field(default=0.80, metadata=PART)
@@ -118,10 +123,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest:
-    """The cap on a single tool result: the smallest of ``cap``, ``share`` of U, and the cap of ``tool_outputs``.
+    """The cap on a single tool result: the smallest of ``cap``, ``share`` of U, and the cap of
+    ``tool_outputs``.
 
-    ``from_start`` caps before the first trigger, too. ``drop_fields`` and ``include`` are keys of JSON by tool (``*``:
-    any).
+    ``from_start`` caps before the first trigger, too. ``drop_fields`` and ``include`` are keys of
+    JSON by tool (``*``: any).
     """
 
     cap: int = field(default=25_000, metadata=POSITIVE)
@@ -142,8 +148,8 @@ class Ingest:
 class Summaries:
     """How a model writes summaries, and what it may cost.
 
-    ``wait`` is the longest that a request waits for a model, 0 for never; ``seconds`` that for one answer after it.
-    ``prepare_at`` is a share of the trigger.
+    ``wait`` is the longest that a request waits for a model, 0 for never; ``seconds`` that for one
+    answer after it. ``prepare_at`` is a share of the trigger.
     """
 
     role: Literal["user", "system_append", "system"] = "user"
@@ -162,7 +168,9 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaking:
-    """``extract_from``: the steps of a conversation from which on the summarizer takes notes too; None for never."""
+    """``extract_from``: the steps of a conversation from which on the summarizer takes notes too;
+    None for never.
+    """
 
     extract_from: int | None = field(default=None, metadata=POSITIVE)
 
@@ -186,11 +194,13 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdits:
-    """What a client asks to have taken out of its own requests (Anthropic's ``context_management``); tokens.
+    """What a client asks to have taken out of its own requests (Anthropic's
+    ``context_management``); tokens.
 
-    ``results_at`` is the size of a request and ``results_over`` the number of results above which old results go, at
-    least ``at_least`` tokens of them. ``thinking`` counts the steps of earlier turns whose thinking stays, None for
-    all. ``pauses``: the summary is the whole answer. ``native``: the upstream does it itself.
+    ``results_at`` is the size of a request and ``results_over`` the number of results above which
+    old results go, at least ``at_least`` tokens of them. ``thinking`` counts the steps of earlier
+    turns whose thinking stays, None for all. ``pauses``: the summary is the whole answer.
+    ``native``: the upstream does it itself.
     """
 
     results_at: int | None = None
@@ -208,10 +218,11 @@ class ClientEdits:
 class ContextSettings:
     """One policy, complete. Amounts are tokens from 1 on and a share of W below.
 
-    ``base`` is the denominator of pressure: ``usable`` W - R - H, ``window`` W, ``max_input`` the input limit or W.
-    ``designed_for`` is the window that amounts were chosen for; they are scaled to others. ``margin`` holds until the
-    estimate is calibrated. ``cold_at`` (a share of the trigger) runs a batch early once the provider's cache is cold,
-    ``CACHE_TTL`` seconds after the last request. ``summarizer`` may be ``same``; None asks no model.
+    ``base`` is the denominator of pressure: ``usable`` W - R - H, ``window`` W, ``max_input`` the
+    input limit or W. ``designed_for`` is the window that amounts were chosen for; they are scaled
+    to others. ``margin`` holds until the estimate is calibrated. ``cold_at`` (a share of the
+    trigger) runs a batch early once the provider's cache is cold, ``CACHE_TTL`` seconds after the
+    last request. ``summarizer`` may be ``same``; None asks no model.
     """
 
     name: str = field(default="balanced", metadata={"validation_alias": ""})

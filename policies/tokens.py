@@ -1,14 +1,14 @@
 """Counting tokens of text and media, and shortening a text to so many.
 
-Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media resolution). Nothing is
-ever fetched: what only has an address costs what a typical one costs, and a file that is only named counts nothing.
-Documents and video are rather too small than too large: an estimate that is too large would refuse a request that the
-upstream takes.
+Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media
+resolution). Nothing is ever fetched: what only has an address costs what a typical one costs, and a
+file that is only named counts nothing. Documents and video are rather too small than too large: an
+estimate that is too large would refuse a request that the upstream takes.
 
-:func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one that has to fit,
-:func:`clip_growing` those of one that is sent again with more behind it, and :func:`cap_text` is for a tool result
-above its cap, where a line of JSON says where the archive's text goes on:
-``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
+:func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one
+that has to fit, :func:`clip_growing` those of one that is sent again with more behind it, and
+:func:`cap_text` is for a tool result above its cap, where a line of JSON says where the archive's
+text goes on: ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
 
     {"truncated": true, "ref": "0123456789ab.txt", "next_cursor": 4938}
 """
@@ -33,15 +33,21 @@ REF_BYTES = 6
 NOTE_TOKENS = 40
 """What a note of what was left out takes at the most, with its line breaks."""
 PARTS_OF_A_BATCH = 8
-"""A batch of what is cut out of a growing text ends where so many of its parts, at a token a letter, are full."""
+"""A batch of what is cut out of a growing text ends where so many of its parts, at a token a
+letter, are full.
+"""
 TEXT_OF = ".txt"
 
 Method = Literal["middle_out", "head", "tail"]
-HEAD_SHARES: Mapping[Method, float] = MappingProxyType({"middle_out": 0.5, "head": 1.0, "tail": 0.0})
+HEAD_SHARES: Mapping[Method, float] = MappingProxyType(
+    {"middle_out": 0.5, "head": 1.0, "tail": 0.0}
+)
 
 
 class TokenCounter(Protocol):
-    """Counts text. Implementations are pure from the caller's view and never raise for any ``str``."""
+    """Counts text. Implementations are pure from the caller's view and never raise for any
+    ``str``.
+    """
 
     def count(self, text: str) -> int: ...
 
@@ -64,7 +70,8 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
     total = counter.count(text)
     if total <= max_tokens:
         return text
-    kept = max(0, max_tokens - counter.count(left_out(total, ref)) - 2)  # the note's two line breaks
+    # the note's two line breaks
+    kept = max(0, max_tokens - counter.count(left_out(total, ref)) - 2)
     while kept >= MIN_KEPT:
         clipped = _cut(text, kept / total, total - kept, ref)
         size = counter.count(clipped)
@@ -75,11 +82,12 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
 
 
 def clip_growing(text: str, max_tokens: int, *, batch: float, counter: TokenCounter) -> str:
-    """Both ends of a text within ``max_tokens``, so that the same text with more behind it begins with what is shown.
+    """Both ends of a text within ``max_tokens``, so that the same text with more behind it begins
+    with what is shown.
 
-    Where the middle begins and ends is measured from the text's start, and it grows by ``batch``, a share of the end's
-    room, at a time: until the end is full again nothing is changed in front of what is new. The note names the
-    middle by its own hash (:func:`middle_of`).
+    Where the middle begins and ends is measured from the text's start, and it grows by ``batch``, a
+    share of the end's room, at a time: until the end is full again nothing is changed in front of
+    what is new. The note names the middle by its own hash (:func:`middle_of`).
     """
     kept = max_tokens - NOTE_TOKENS
     head = int(kept * HEAD_SHARE)
@@ -98,7 +106,9 @@ def clip_growing(text: str, max_tokens: int, *, batch: float, counter: TokenCoun
             start = place
             paged = 0
             middle = text[first * size : start * size]
-            shown = f"{text[: first * size]}\n{left_out(removed, _ref(middle))}\n{text[start * size :]}"
+            shown = (
+                f"{text[: first * size]}\n{left_out(removed, _ref(middle))}\n{text[start * size :]}"
+            )
             if left - removed <= tail and counter.count(shown) <= max_tokens:
                 return shown
         paged += tokens
@@ -123,7 +133,8 @@ def _ref(middle: str) -> str:
 def shorten(text: str, longest: int) -> str:
     """``text`` in at most so many characters, cut between words.
 
-    Of one word that is longer, a path keeps its last parts and anything else its two ends, the cut marked.
+    Of one word that is longer, a path keeps its last parts and anything else its two ends, the cut
+    marked.
     """
     if len(text) <= longest:
         return text
@@ -142,7 +153,8 @@ def clip(text: str, *, max_tokens: int, counter: TokenCounter) -> str:
         return ""
     if len(text) <= max_tokens * 16 and counter.count(text) <= max_tokens:
         return text
-    low, high = 0, min(len(text), max_tokens * 16)
+    low = 0
+    high = min(len(text), max_tokens * 16)
     while low < high:
         middle = (low + high + 1) // 2
         if counter.count(_ended(text, middle)) <= max_tokens:
@@ -164,12 +176,19 @@ def _ended(text: str, at: int) -> str:
 
 
 def cap_text(
-    text: str, max_tokens: int, *, counter: TokenCounter, ref: str, method: Method = "middle_out", whole: bool = True
+    text: str,
+    max_tokens: int,
+    *,
+    counter: TokenCounter,
+    ref: str,
+    method: Method = "middle_out",
+    whole: bool = True,
 ) -> str:
     """``text`` within ``max_tokens``, never longer than it was.
 
-    Two sides around the JSON line, else the beginning with the line, else the beginning alone. ``whole`` is False where
-    the archive holds another text, so that reading on starts at its beginning.
+    Two sides around the JSON line, else the beginning with the line, else the beginning alone.
+    ``whole`` is False where the archive holds another text, so that reading on starts at its
+    beginning.
     """
     total = counter.count(text)
     if total <= max_tokens:
@@ -178,7 +197,8 @@ def cap_text(
         kept = int(len(text) * max_tokens / total)
         while kept >= smallest:
             begins = int(kept * share)
-            head, tail = text[:begins], text[len(text) - kept + begins :]
+            head = text[:begins]
+            tail = text[len(text) - kept + begins :]
             line = cut_line(ref, len(head.encode("utf-8", "surrogatepass")) if whole else 0)
             shown = "\n".join(part for part in (head, line, tail) if part)
             size = counter.count(shown)
@@ -189,7 +209,9 @@ def cap_text(
 
 
 def _bare(text: str, kept: int, max_tokens: int, counter: TokenCounter) -> str:
-    """The beginning alone, of one character at the least: an upstream may refuse an empty result."""
+    """The beginning alone, of one character at the least: an upstream may refuse an empty
+    result.
+    """
     while kept > 1 and counter.count(text[:kept]) > max_tokens:
         kept -= 1 + kept // 20
     return text[: max(1, kept)]
@@ -209,7 +231,9 @@ def left_out(removed: int, ref: str) -> str:
     return f"[weir: about {removed} tokens left out here; archived as {ref}]"
 
 
-_GROWING = re.compile(r"\n?\[weir: about \d+ tokens left out here; archived as (?P<ref>[0-9a-f]{12})\]\n?")
+_GROWING = re.compile(
+    r"\n?\[weir: about \d+ tokens left out here; archived as (?P<ref>[0-9a-f]{12})\]\n?"
+)
 
 
 Size = tuple[int, int]
@@ -244,7 +268,9 @@ class ImageRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """OpenAI's tile family: fit into 2048 x 2048, short side to 768, then tiles of 512 (vision guide)."""
+    """OpenAI's tile family: fit into 2048 x 2048, short side to 768, then tiles of 512 (vision
+    guide).
+    """
 
     base: int
     tile: int
@@ -261,13 +287,17 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """OpenAI: patches of 32 x 32 after fitting a budget of patches and a longest edge, by detail (else ``auto``)."""
+    """OpenAI: patches of 32 x 32 after fitting a budget of patches and a longest edge, by detail
+    (else ``auto``).
+    """
 
     multiplier: float = 1.0
     limits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"auto": (1_536, 2_048)})
 
     def tokens(self, size: Size | None, detail: str) -> int:
-        budget, edge = (256, 512) if detail == "low" else self.limits.get(detail, self.limits["auto"])
+        budget, edge = (
+            (256, 512) if detail == "low" else self.limits.get(detail, self.limits["auto"])
+        )
         count = min(UNKNOWN_IMAGE, budget) if size is None else self._patches(size, budget, edge)
         return math.ceil(round(count * self.multiplier, 6))
 
@@ -278,13 +308,17 @@ class Patches:
         if count <= budget and max(size) <= edge:
             return count
         ratio = min(1.0, edge / max(size), math.sqrt(32 * 32 * budget / (width * height)))
-        ratio *= min(max(1, math.floor(side)) / side for side in (width * ratio / 32, height * ratio / 32))
+        ratio *= min(
+            max(1, math.floor(side)) / side for side in (width * ratio / 32, height * ratio / 32)
+        )
         return min(budget, _cells(width * ratio, 32) * _cells(height * ratio, 32))
 
 
 @dataclass(frozen=True, slots=True)
 class Visual:
-    """Anthropic: patches of 28 x 28 after the largest downscale that meets an edge and a token limit."""
+    """Anthropic: patches of 28 x 28 after the largest downscale that meets an edge and a token
+    limit.
+    """
 
     edge: int
     limit: int
@@ -293,7 +327,9 @@ class Visual:
         if size is None:
             return UNKNOWN_CLAUDE
         longer = range(2, min(self.edge, max(size)) + 1)
-        return self._at(size, 1 + bisect_right(longer, self.limit, key=lambda long: self._at(size, long)))
+        return self._at(
+            size, 1 + bisect_right(longer, self.limit, key=lambda long: self._at(size, long))
+        )
 
     @staticmethod
     def _at(size: Size, long: int) -> int:
@@ -332,7 +368,9 @@ class Area:
         return UNKNOWN_IMAGE if size is None else min(4_784, max(85, -(-size[0] * size[1] // 750)))
 
 
-_STANDARD, _LARGE, _UNSCALED = (2_500, 2_048), (10_000, 6_000), (30_000, 65_535)
+_STANDARD = (2_500, 2_048)
+_LARGE = (10_000, 6_000)
+_UNSCALED = (30_000, 65_535)
 
 IMAGE_RULES: tuple[tuple[re.Pattern[str], ImageRule], ...] = tuple(
     (re.compile(pattern), rule)
@@ -345,7 +383,10 @@ IMAGE_RULES: tuple[tuple[re.Pattern[str], ImageRule], ...] = tuple(
         (r"^gpt-5\.[23](?!\d)", Patches()),
         (r"^gpt-5\.4(?!\d)", Patches(limits={"auto": _STANDARD, "original": _LARGE})),
         (r"^gpt-5\.5(?!\d)", Patches(limits={"auto": _LARGE, "high": _STANDARD})),
-        (r"^gpt-5\.[6-9]|^gpt-5\.\d\d|^gpt-[6-9]", Patches(limits={"auto": _UNSCALED, "high": _STANDARD})),
+        (
+            r"^gpt-5\.[6-9]|^gpt-5\.\d\d|^gpt-[6-9]",
+            Patches(limits={"auto": _UNSCALED, "high": _STANDARD}),
+        ),
         (r"^gpt-5", Tiles(70, 140)),
         (r"^gpt-|^chatgpt-", Tiles(85, 170)),
         (r"^o[134](?![a-z0-9])", Tiles(75, 150)),
@@ -385,7 +426,9 @@ def image_size(header: bytes) -> Size | None:
 
 
 def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None = None) -> int:
-    """0 for a type that is no media; ``image_tokens`` is a policy's flat price instead of the provider's formula."""
+    """0 for a type that is no media; ``image_tokens`` is a policy's flat price instead of the
+    provider's formula.
+    """
     kind = part.get("type")
     if not isinstance(kind, str):
         return 0
@@ -400,8 +443,13 @@ def part_tokens(part: Mapping[str, Any], *, model: str, image_tokens: int | None
 
 def is_media(part: Mapping[str, Any]) -> bool:
     """A document whose source is text is text."""
-    kind, source = part.get("type"), part.get("source")
-    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+    kind = part.get("type")
+    source = part.get("source")
+    if (
+        kind == "document"
+        and isinstance(source, Mapping)
+        and source.get("type") in ("text", "content")
+    ):
         return False
     return isinstance(kind, str) and kind in MEDIA_TYPES
 
@@ -417,8 +465,12 @@ def named_file(part: Mapping[str, Any]) -> str:
     return ""
 
 
-def _held(part: Mapping[str, Any], keys: Sequence[str], inner: Sequence[str]) -> tuple[Mapping[str, Any], object]:
-    """The object that stands under the first of ``keys``, and the address or base64 in it or in its place."""
+def _held(
+    part: Mapping[str, Any], keys: Sequence[str], inner: Sequence[str]
+) -> tuple[Mapping[str, Any], object]:
+    """The object that stands under the first of ``keys``, and the address or base64 in it or in its
+    place.
+    """
     value = next((found for key in keys if (found := part.get(key))), None)
     if not isinstance(value, Mapping):
         return {}, value
@@ -434,7 +486,9 @@ def _image(part: Mapping[str, Any], model: str) -> int:
 
 
 def image_extent(part: Mapping[str, Any]) -> tuple[int, int]:
-    """The longer side of an image in pixels, and the length of its base64; 0 for what is not known."""
+    """The longer side of an image in pixels, and the length of its base64; 0 for what is
+    not known.
+    """
     if part.get("type") not in IMAGE_TYPES:
         return 0, 0
     data = _base64(_held(part, ("image_url", "source", "image"), ("url", "data"))[1])
@@ -532,12 +586,18 @@ def _webp_size(header: bytes) -> Size | None:
     """Lossy VP8 (RFC 6386, 9.1), lossless VP8L or extended VP8X (WebP container)."""
     form = header[12:16]
     if form == b"VP8 " and header[23:26] == b"\x9d\x01\x2a":
-        return int.from_bytes(header[26:28], "little") & 0x3FFF, int.from_bytes(header[28:30], "little") & 0x3FFF
+        return (
+            int.from_bytes(header[26:28], "little") & 0x3FFF,
+            int.from_bytes(header[28:30], "little") & 0x3FFF,
+        )
     if form == b"VP8L" and header[20] == 0x2F:
         bits = int.from_bytes(header[21:25], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if form == b"VP8X":
-        return int.from_bytes(header[24:27], "little") + 1, int.from_bytes(header[27:30], "little") + 1
+        return (
+            int.from_bytes(header[24:27], "little") + 1,
+            int.from_bytes(header[27:30], "little") + 1,
+        )
     return None
 
 

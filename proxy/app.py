@@ -1,11 +1,21 @@
-"""The composition root: everything is made here and given to what needs it. Importing it starts nothing."""
+"""The composition root: everything is made here and given to what needs it. Importing it starts
+nothing.
+"""
 
 import asyncio
 import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
@@ -59,7 +69,10 @@ from proxy.wire.transcripts import Transcripts
 
 log = logging.getLogger("weir")
 
-NO_WEBSOCKET = "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in pieces."
+NO_WEBSOCKET = (
+    "WebSockets are not spoken here: send the request over HTTP, with stream: true for an answer in"
+    " pieces."
+)
 KEYS_EVERY = 2.0
 FOLLOWED_EVERY = 30.0
 RENEWED_EVERY = OPEN_FOR / 3
@@ -69,7 +82,9 @@ IN_USE = 600.0  # a conversation that was used so many seconds ago does not go f
 
 
 def routes(runtime: Runtime) -> list[BaseRoute]:
-    """Every path of Weir, as it is spelled in the request; the pages' own are in ``proxy.dashboard.site``."""
+    """Every path of Weir, as it is spelled in the request; the pages' own are in
+    ``proxy.dashboard.site``.
+    """
     api = Api(runtime, answering)
     probes = Probes(runtime)
     dashboard = Dashboard(runtime)
@@ -108,9 +123,13 @@ async def no_route(request: Request, error: Any) -> Response:
     if error.status_code == 404:
         there = "the API is under /v1, Weir's own under /weir, its pages at /weir/ui."
         return as_error(NotFound(f"There is nothing at {request.scope['path'][:200]}: {there}"))
-    allowed = tuple(method for method in METHODS if method in (error.headers or {}).get("Allow", ""))
+    allowed = tuple(
+        method for method in METHODS if method in (error.headers or {}).get("Allow", "")
+    )
     more = ": GET is" if allowed == ("GET", "HEAD") else ""
-    return as_error(MethodNotAllowed(f"{request.method[:10]} is not answered here{more}.", allowed=allowed))
+    return as_error(
+        MethodNotAllowed(f"{request.method[:10]} is not answered here{more}.", allowed=allowed)
+    )
 
 
 HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
@@ -121,7 +140,9 @@ HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 class App:
-    """The ASGI application. A managed request at its plain path goes by the router, which would cost it 17 µs."""
+    """The ASGI application. A managed request at its plain path goes by the router, which would
+    cost it 17 µs.
+    """
 
     def __init__(
         self,
@@ -136,7 +157,9 @@ class App:
         self._router = Router(redirect_slashes=False, lifespan=self._lifespan)
         self._answering = ExceptionMiddleware(self._router, handlers=HANDLERS)
 
-    def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+    def __call__(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> Coroutine[Any, Any, None]:
         if self.runtime is not None and scope["type"] == "http" and scope["method"] == "POST":
             route = MANAGED.get(scope["path"])
             if route is not None:
@@ -155,12 +178,15 @@ class App:
                 MutableHeaders(scope=message).setdefault("x-request-id", request_id)
             await send(message)
 
-        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+        if any(
+            name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]
+        ):
             response = as_error(UpgradeRequired(NO_WEBSOCKET))
             response.headers["upgrade"] = "HTTP/1.1"
             await response(scope, receive, named)
             return
-        # Routed as it is spelled: an escaped slash belongs to a name. Slashes around Weir's own paths say nothing.
+        # Routed as it is spelled: an escaped slash belongs to a name. Slashes around Weir's own
+        # paths say nothing.
         path = scope["raw_path"].decode("latin-1")
         if path.startswith(PREFIX):
             path = PREFIX + path.removeprefix(PREFIX).strip("/")
@@ -172,7 +198,9 @@ class App:
             self.runtime = runtime
             self._router.routes = routes(runtime)
             read = self._reload
-            async with contextlib.nullcontext() if read is None else reloading(_reload(runtime, read)):
+            async with (
+                contextlib.nullcontext() if read is None else reloading(_reload(runtime, read))
+            ):
                 yield
         await asyncio.to_thread(self._telemetry.shutdown)
 
@@ -188,9 +216,12 @@ def create_app(
 ) -> App:
     """Weir as an ASGI application.
 
-    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every managed request.
+    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every
+    managed request.
     """
-    start = partial(running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, hooks=hooks)
+    start = partial(
+        running, config, telemetry=telemetry, tokenizer=tokenizer, providers=providers, hooks=hooks
+    )
     return App(start, telemetry, reload)
 
 
@@ -264,15 +295,21 @@ async def _assemble(
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
     client = Client(instance=instance)
-    upstreams, registry = Upstreams(client, providers), ModelRegistry(config.models)
+    upstreams = Upstreams(client, providers)
+    registry = ModelRegistry(config.models)
     await asyncio.to_thread(registry.load)
-    await tokenizer.counter("o200k_base").load()  # building an encoding holds the GIL: not while requests run
+    # building an encoding holds the GIL: not while requests run
+    await tokenizer.counter("o200k_base").load()
     metrics = telemetry.metrics
     alerts = Alerts(client, config.telemetry.alerts, metrics)
     told = {"stored": alerts.tell_stored} if store.shared else {}
-    settler = WriteBehindQueue(store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told)
+    settler = WriteBehindQueue(
+        store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told
+    )
     learned = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn)
+    windows = ModelLimitsResolver(
+        registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn
+    )
     windows.follow(await store.calibrations())
     conversations = Conversations(store)
     settler.overtaken = conversations.distrust if store.shared else settler.overtaken
@@ -299,7 +336,9 @@ async def _assemble(
         windows=windows,
         tokenizer=tokenizer,
         planner=planner,
-        preparation=_preparation(planner, told=lambda result: metrics.preparations.labels(result).inc()),
+        preparation=_preparation(
+            planner, told=lambda result: metrics.preparations.labels(result).inc()
+        ),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
@@ -331,7 +370,9 @@ def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
 
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:
-    """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss the first event."""
+    """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss
+    the first event.
+    """
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
             metrics.requests.labels(outcome, policy)
@@ -362,7 +403,9 @@ def _watch(runtime: Runtime) -> None:
     metrics.bodies_held.watch(lambda: {(): runtime.admission.held})
     metrics.connections.watch(partial(_connections, runtime))
     keep_little()
-    metrics.windows_learned.watch(lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())})
+    metrics.windows_learned.watch(
+        lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())}
+    )
     _begin_counting(metrics, runtime.config)
 
 
@@ -374,10 +417,11 @@ def _growth(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
 
 
 def _queues(runtime: Runtime, loop: asyncio.AbstractEventLoop) -> Mapping[tuple[str, ...], float]:
-    executor = getattr(loop, "_default_executor", None)  # what asyncio.to_thread uses, once it was used
+    # what asyncio.to_thread uses, once it was used
+    executor = getattr(loop, "_default_executor", None)
     return {
         ("bodies",): runtime.admission.waiting,
-        ("threads",): 0 if executor is None else executor._work_queue.qsize(),  # noqa: SLF001 - said nowhere else
+        ("threads",): (0 if executor is None else executor._work_queue.qsize()),  # noqa: SLF001 - said nowhere else
         ("tokens",): runtime.tokenizer.waiting,
         ("store",): runtime.store.load().get("waiting", 0),
         ("preparations",): runtime.preparation.waiting,
@@ -388,7 +432,9 @@ def _queues(runtime: Runtime, loop: asyncio.AbstractEventLoop) -> Mapping[tuple[
 def _connections(runtime: Runtime) -> Mapping[tuple[str, ...], float]:
     busy, idle = runtime.upstreams.connections
     counts = {"upstream_busy": busy, "upstream_idle": idle}
-    counts |= {f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"}
+    counts |= {
+        f"store_{kind}": count for kind, count in runtime.store.load().items() if kind != "waiting"
+    }
     counts |= {f"worker_{kind}": count for kind, count in runtime.planner.workers.processes.items()}
     return {(kind,): count for kind, count in counts.items()}
 
@@ -401,10 +447,12 @@ async def _tend(runtime: Runtime) -> None:
     renewed = time.monotonic()
     while True:
         await asyncio.sleep(KEYS_EVERY)
-        if runtime.admission.passed > 2**24 and not runtime.admission.held:  # bytes of bodies since it was given back
+        # bytes of bodies since it was given back
+        if runtime.admission.passed > 2**24 and not runtime.admission.held:
             runtime.admission.passed = 0
             await asyncio.to_thread(give_back)
-        store, clock = runtime.store, runtime.planner.clock
+        store = runtime.store
+        clock = runtime.planner.clock
         try:
             await store.ping()
             shared = runtime.admission.shared
@@ -445,7 +493,11 @@ async def _prune(settings: StoreSettings, store: Store, at: float) -> None:
 async def _fit(runtime: Runtime, store: Store, now: float) -> None:
     most = runtime.config.store.max_size
     if most is not None and (gone := await store.fit(most, before=now - IN_USE, at=now)):
-        log.warning("the database had more than store.max_size: %d conversations were deleted, the oldest ones", gone)
+        log.warning(
+            "the database had more than store.max_size: %d conversations were deleted, the oldest"
+            " ones",
+            gone,
+        )
 
 
 def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
@@ -460,7 +512,9 @@ def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
         if rows is not None:
             runtime.take_keys(rows)
         try:
-            await runtime.store.note_changes([*changes(before, runtime.config, at=runtime.planner.clock())])
+            await runtime.store.note_changes(
+                [*changes(before, runtime.config, at=runtime.planner.clock())]
+            )
         except StoreError as error:
             log.warning("what changed with the configuration could not be audited: %s", error)
 

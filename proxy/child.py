@@ -1,7 +1,8 @@
 """A process that is asked and answers by frames: four bytes of length, the rest.
 
-It ends as soon as its input is closed, even while it works, so that it never outlives the Weir that started it. An
-operator's function runs in one, because a thread that hangs cannot be ended; its frames are JSON.
+It ends as soon as its input is closed, even while it works, so that it never outlives the Weir that
+started it. An operator's function runs in one, because a thread that hangs cannot be ended; its
+frames are JSON.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 LENGTH = struct.Struct(">I")
@@ -46,13 +48,18 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        pipe, loop, output = subprocess.PIPE, asyncio.get_running_loop(), asyncio.StreamReader()
-        # The loop's own way forks, which takes it five times as long: it copies the page tables of all that Weir holds.
+        pipe = subprocess.PIPE
+        loop = asyncio.get_running_loop()
+        output = asyncio.StreamReader()
+        # The loop's own way forks, which takes it five times as long: it copies the page tables of
+        # all that Weir holds.
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
         pipes = process.stdout, process.stdin
         try:
-            read, written = (asyncio.StreamReaderProtocol(each) for each in (output, asyncio.StreamReader()))
+            read, written = (
+                asyncio.StreamReaderProtocol(each) for each in (output, asyncio.StreamReader())
+            )
             child._ends.append((await loop.connect_read_pipe(lambda: read, process.stdout))[0])
             transport, _ = await loop.connect_write_pipe(lambda: written, process.stdin)
             child._ends.append(transport)
@@ -86,7 +93,9 @@ class ChildProcess:
         await output.drain()
 
     async def receive(self, *, limit: int) -> bytes:
-        """Raises IncompleteReadError where the process has ended, ValueError for an answer too long."""
+        """Raises IncompleteReadError where the process has ended, ValueError for an answer too
+        long.
+        """
         size = LENGTH.unpack(await self._output.readexactly(LENGTH.size))[0]
         if size > limit:
             raise ValueError("the answer is too long")
@@ -106,7 +115,9 @@ class ChildProcess:
 
 
 def answering() -> tuple[BinaryIO, Frames]:
-    """Where this process writes its answers, and what it is asked; whatever prints goes to standard error."""
+    """Where this process writes its answers, and what it is asked; whatever prints goes to standard
+    error.
+    """
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr
@@ -176,7 +187,8 @@ def _where(error: BaseException) -> str:
     """Without the text of the exception, which may quote a message."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
-    return type(error).__name__ + (f" at {os.path.basename(last.filename)}:{last.lineno}" if last else "")  # noqa: PTH119
+    place = f" at {Path(last.filename).name}:{last.lineno}" if last else ""
+    return type(error).__name__ + place
 
 
 def _write(output: BinaryIO, value: dict[str, Any]) -> None:

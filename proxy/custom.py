@@ -1,14 +1,16 @@
-"""An operator's own code: a function that decides which messages stay, and plugins that are told what happens.
+"""An operator's own code: a function that decides which messages stay, and plugins that are told
+what happens.
 
-Each function has one process of its own, ended when the function does not come back in time: a thread could not be
-ended. After that the function is switched off for half a minute. It is called as ``function(messages, budget)``:
-messages are copies in OpenAI's form, each with ``"weir": {"index", "tokens", "protected"}``; ``budget`` has
-``max_tokens`` for all of them, their ``tokens`` now, and the number of ``messages``. It gives back some of them, in
-their order, with another text where it likes; whether a call kept its result is judged by the layer.
+Each function has one process of its own, ended when the function does not come back in time: a
+thread could not be ended. After that the function is switched off for half a minute. It is called
+as ``function(messages, budget)``: messages are copies in OpenAI's form, each with ``"weir":
+{"index", "tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens``
+now, and the number of ``messages``. It gives back some of them, in their order, with another text
+where it likes; whether a call kept its result is judged by the layer.
 
-A plugin's four hooks are called in the order of ``CALLBACKS`` for each request, away from it (requirement A0.132): a
-request only fills a queue, and one task per plugin empties it. One that is slow loses what comes while its queue is
-full, one that raises is logged.
+A plugin's four hooks are called in the order of ``CALLBACKS`` for each request, away from it
+(requirement A0.132): a request only fills a queue, and one task per plugin empties it. One that is
+slow loses what comes while its queue is full, one that raises is logged.
 """
 
 import asyncio
@@ -33,13 +35,16 @@ START_PATIENCE = 10.0
 SWITCHED_OFF = 30.0
 MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
-HERE = ("",)  # modules are looked for in the working directory, too: an operator's may lie beside the config
+# modules are looked for in the working directory, too: an operator's may lie beside the config
+HERE = ("",)
 
 
 def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
-    """What is wrong with the import path of a function, None if it can be called with messages and a budget.
+    """What is wrong with the import path of a function, None if it can be called with messages and
+    a budget.
 
-    It is imported in a process of its own, so that what its module does at import cannot harm this one.
+    It is imported in a process of its own, so that what its module does at import cannot harm this
+    one.
     """
     command = python("from proxy.child import load; load(sys.argv[2])", path, path=HERE)
     try:
@@ -48,8 +53,15 @@ def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
         return f"{path}: its module is not imported within {patience:g} seconds"
     if done.returncode == 0:
         return None
-    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2].removeprefix("LookupError: ")
-    return f"{path}: {said or f'importing its module ended the process with status {done.returncode}'}"
+    said = (
+        done.stderr.decode("utf-8", "replace")
+        .strip()
+        .rpartition("\n")[2]
+        .removeprefix("LookupError: ")
+    )
+    return (
+        f"{path}: {said or f'importing its module ended the process with status {done.returncode}'}"
+    )
 
 
 class CustomFunctions:
@@ -59,7 +71,11 @@ class CustomFunctions:
 
     async def trim(self, effect: Trim, messages: Sequence[Mapping[str, Any]]) -> Reply:
         given = _given(effect, messages)
-        budget = {"max_tokens": effect.max_tokens, "tokens": sum(effect.tokens), "messages": len(given)}
+        budget = {
+            "max_tokens": effect.max_tokens,
+            "tokens": sum(effect.tokens),
+            "messages": len(given),
+        }
         worker = self._workers.setdefault(effect.path, _Worker(effect.path, self._clock))
         try:
             answer = await worker.ask({"messages": given, "budget": budget}, effect.seconds)
@@ -77,7 +93,8 @@ class CustomFunctions:
         return Failed(code)
 
     async def close(self) -> None:
-        workers, self._workers = self._workers, {}
+        workers = self._workers
+        self._workers = {}
         for worker in workers.values():
             await worker.end()
 
@@ -91,8 +108,9 @@ class _Worker:
         self._off_until = 0.0
 
     async def ask(self, question: dict[str, Any], seconds: float) -> Any:
-        """What the function gives back. Raises TimeoutError, OSError, EOFError, ValueError, and RuntimeError for what
-        it raised itself. Other requests' questions are waited for as long as the limit, too.
+        """What the function gives back. Raises TimeoutError, OSError, EOFError, ValueError, and
+        RuntimeError for what it raised itself. Other requests' questions are waited for as long as
+        the limit, too.
         """
         async with asyncio.timeout(seconds):
             await self._lock.acquire()
@@ -116,13 +134,16 @@ class _Worker:
             self._lock.release()
 
     async def end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             await process.end()
 
     async def _running(self) -> ChildProcess:
         if self._process is None or not self._process.is_running:
-            command = python("from proxy.child import work; work(sys.argv[2])", self._path, path=HERE)
+            command = python(
+                "from proxy.child import work; work(sys.argv[2])", self._path, path=HERE
+            )
             self._process = await ChildProcess.start(command)
             try:
                 await self._received(self._process)
@@ -138,7 +159,9 @@ class _Worker:
 
 
 def _given(effect: Trim, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    columns = zip(effect.indices, messages, effect.texts, effect.tokens, effect.protected, strict=True)
+    columns = zip(
+        effect.indices, messages, effect.texts, effect.tokens, effect.protected, strict=True
+    )
     return [
         {
             **message,
@@ -217,7 +240,13 @@ def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
         message = transcript.messages[index]
         if message.is_result:
             text = transcript.read(index).text
-            yield NewResult(index=index, call_id=message.answers, tokens=message.tokens, ref=message.ref, text=text)
+            yield NewResult(
+                index=index,
+                call_id=message.answers,
+                tokens=message.tokens,
+                ref=message.ref,
+                text=text,
+            )
 
 
 class Plugin(Protocol):
@@ -235,19 +264,27 @@ Call = tuple[Callback, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 
 class Hooks:
     def __init__(self, plugins: Sequence[Plugin] = (), *, most: int = MAX_WAITING) -> None:
-        """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine function."""
+        """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine
+        function.
+        """
         self.plugins = tuple(plugins)
         self._queues: list[tuple[str, Plugin, asyncio.Queue[Call]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         for plugin in plugins:
             name = type(plugin).__qualname__
             self._queues.append((name, plugin, asyncio.Queue(most)))
-            wrong = [each for each in CALLBACKS if not inspect.iscoroutinefunction(getattr(plugin, each, None))]
+            wrong = [
+                each
+                for each in CALLBACKS
+                if not inspect.iscoroutinefunction(getattr(plugin, each, None))
+            ]
             if wrong:
                 raise TypeError(f"the plugin {name} has no async {', '.join(wrong)}")
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues]
+        self._tasks = [
+            asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues
+        ]
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -262,7 +299,9 @@ class Hooks:
             try:
                 queue.put_nowait((callback, turn, facts))
             except asyncio.QueueFull:
-                log.warning("the plugin %s is too slow: it misses a %s", name, callback, extra=turn.about)
+                log.warning(
+                    "the plugin %s is too slow: it misses a %s", name, callback, extra=turn.about
+                )
 
     async def _run(self, name: str, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
         while True:
@@ -271,7 +310,13 @@ class Hooks:
                 async with asyncio.timeout(SECONDS):
                     await getattr(plugin, callback)(turn, *facts)
             except TimeoutError:
-                log.warning("the plugin %s took more than %g s for a %s", name, SECONDS, callback, extra=turn.about)
+                log.warning(
+                    "the plugin %s took more than %g s for a %s",
+                    name,
+                    SECONDS,
+                    callback,
+                    extra=turn.about,
+                )
             except Exception:  # whatever a plugin raises is its own affair
                 log.exception("the plugin %s failed in %s", name, callback, extra=turn.about)
             finally:

@@ -1,7 +1,8 @@
-"""What Weir itself may answer, as one tree, the body that OpenAI's clients expect, and no credentials in what is said.
+"""What Weir itself may answer, as one tree, the body that OpenAI's clients expect, and no
+credentials in what is said.
 
-The list is closed. ``code`` is also the label of the error metric; an error has the status, code and kind of the one
-that it is made from where it does not say its own.
+The list is closed. ``code`` is also the label of the error metric; an error has the status, code
+and kind of the one that it is made from where it does not say its own.
 """
 
 import json
@@ -17,10 +18,16 @@ class ProxyError(Exception):
     kind: ClassVar[str] = "invalid_request_error"
     retry_after: int | None = None
 
-    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, kind: str | None = None) -> None:
-        cls.status, cls.code, cls.kind = status or cls.status, code or cls.code, kind or cls.kind
+    def __init_subclass__(
+        cls, *, status: int | None = None, code: str | None = None, kind: str | None = None
+    ) -> None:
+        cls.status = status or cls.status
+        cls.code = code or cls.code
+        cls.kind = kind or cls.kind
 
-    def __init__(self, message: str, *, param: str | None = None, weir: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, weir: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
@@ -33,7 +40,8 @@ class ProxyError(Exception):
         return self._body(self.message, self.kind, self.code, self.weir)
 
     def event(self) -> bytes:
-        """The last event of a stream that broke off, in the words and with the code after which clients ask again.
+        """The last event of a stream that broke off, in the words and with the code after which
+        clients ask again.
 
         What each of them looks for stands in docs/clients.md.
         """
@@ -42,7 +50,12 @@ class ProxyError(Exception):
         return b"\n\ndata: " + self._body(message, "server_error", "503", weir) + b"\n\n"
 
     def _body(self, message: str, kind: str, code: str, weir: Mapping[str, object] | None) -> bytes:
-        error: dict[str, object] = {"message": message, "type": kind, "param": self.param, "code": code}
+        error: dict[str, object] = {
+            "message": message,
+            "type": kind,
+            "param": self.param,
+            "code": code,
+        }
         if weir is not None:
             error["weir"] = weir
         return json.dumps({"error": error}).encode()
@@ -97,14 +110,18 @@ class Conflict(InvalidRequest, status=409):
     """A request of the same conversation came first."""
 
 
-class InvalidAPIKey(ProxyError, status=401, code="invalid_api_key", kind="authentication_error"): ...
+class InvalidAPIKey(
+    ProxyError, status=401, code="invalid_api_key", kind="authentication_error"
+): ...
 
 
 class ExpiredAPIKey(InvalidAPIKey):
     """A key that held until a moment that has passed: whoever sends it does not guess."""
 
 
-class ModelNotAllowed(ProxyError, status=403, code="model_not_allowed", kind="permission_error"): ...
+class ModelNotAllowed(
+    ProxyError, status=403, code="model_not_allowed", kind="permission_error"
+): ...
 
 
 class ContextLengthExceeded(ProxyError, status=400, code="context_length_exceeded"):
@@ -116,12 +133,14 @@ class RequestTooLarge(ProxyError, status=413, code="request_too_large"):
     def of_body(cls, limit: int) -> "RequestTooLarge":
         size = f"{limit / 2**20:.4g} MiB" if limit >= 2**20 else f"{limit} bytes"
         return cls(
-            f"The request's body is larger than {size}, the most that this proxy reads (limits.body). Where it is "
-            "images or files, leave out those of old turns; or ask the operator for a larger limits.body."
+            f"The request's body is larger than {size}, the most that this proxy reads"
+            " (limits.body). Where it is images or files, leave out those of old turns; or ask the"
+            " operator for a larger limits.body."
         )
 
 
-class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requests"):  # the kind is OpenAI's word
+# the kind is OpenAI's word
+class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requests"):
     """Too much of one key at once, too many wrong keys."""
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
@@ -134,7 +153,10 @@ class Busy(RateLimited, status=503):
 
     @classmethod
     def after(cls, seconds: float) -> "Busy":
-        return cls("Weir holds as many requests as it can. Please try again.", retry_after=math.ceil(seconds))
+        return cls(
+            "Weir holds as many requests as it can. Please try again.",
+            retry_after=math.ceil(seconds),
+        )
 
 
 class EndpointMissing(ProxyError, status=404, code="endpoint_missing"):
@@ -143,15 +165,20 @@ class EndpointMissing(ProxyError, status=404, code="endpoint_missing"):
     @classmethod
     def of(cls, upstream: str, route: str, *, status: int) -> "EndpointMissing":
         return cls(
-            f"Upstream {upstream!r} has no {route}: it answered {status}. Have the client use an endpoint that it has, "
-            f"and say in upstreams.{upstream}.speaks which those are; if it should have this one, check its base_url."
+            f"Upstream {upstream!r} has no {route}: it answered {status}. Have the client use an"
+            f" endpoint that it has, and say in upstreams.{upstream}.speaks which those are; if it"
+            " should have this one, check its base_url."
         )
 
 
-class UpstreamUnreachable(ProxyError, status=502, code="upstream_unreachable", kind="api_connection_error"): ...
+class UpstreamUnreachable(
+    ProxyError, status=502, code="upstream_unreachable", kind="api_connection_error"
+): ...
 
 
-class UpstreamTimeout(ProxyError, status=504, code="upstream_timeout", kind="api_timeout_error"): ...
+class UpstreamTimeout(
+    ProxyError, status=504, code="upstream_timeout", kind="api_timeout_error"
+): ...
 
 
 class UpstreamEmpty(ProxyError, status=502, code="upstream_empty", kind="api_error"): ...
@@ -163,7 +190,8 @@ class UpstreamPage(ProxyError, status=502, code="upstream_error_page", kind="api
     @classmethod
     def of(cls, status: int, retry_after: int | None) -> "UpstreamPage":
         error = cls(
-            f"The upstream's gateway answered with status {status} and a web page, not with an error of its API."
+            f"The upstream's gateway answered with status {status} and a web page, not with an"
+            " error of its API."
         )
         error.status = status
         error.retry_after = retry_after
@@ -184,7 +212,8 @@ _SHAPES: Final = (
     r"(?<=://)[^\s/@]{1,256}(?=@)"
     r"|(?<![A-Za-z0-9])(?:(?:weir-sk|sk|gsk|xai|hf|ghp)[-_]|AKIA|AIza)[A-Za-z0-9_\-]+"
 )
-# One character class per repetition and a literal in front of it, so that matching is linear in hostile text.
+# One character class per repetition and a literal in front of it, so that matching is linear in
+# hostile text.
 _SECRETS: Final = re.compile(
     r"(?P<kept>\bbearer\s{1,4}"
     r"|\bbasic\s{1,4}(?=[A-Za-z0-9+/=]{12})"
@@ -196,15 +225,29 @@ _SECRETS: Final = re.compile(
     re.IGNORECASE,
 )
 _SHAPED: Final = re.compile(_SHAPES, re.IGNORECASE)
-# Every alternative above contains one of these: looking for them first is ten times cheaper on an ordinary line.
+# Every alternative above contains one of these: looking for them first is ten times cheaper on an
+# ordinary line.
 _HINTS: Final = (
-    *("bearer", "basic", "key", "authorization", "secret", "password", "s_token", "h_token", "d_token", "://"),
+    *(
+        "bearer",
+        "basic",
+        "key",
+        "authorization",
+        "secret",
+        "password",
+        "s_token",
+        "h_token",
+        "d_token",
+        "://",
+    ),
     *("sk-", "sk_", "xai", "hf-", "hf_", "ghp", "akia", "aiza"),
 )
 
 
 def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
-    """``text`` cut to ``limit`` characters, with what looks like a credential replaced by ``[redacted]``."""
+    """``text`` cut to ``limit`` characters, with what looks like a credential replaced by
+    ``[redacted]``.
+    """
     text = text[:limit]
     if any(map(text.lower().__contains__, _HINTS)):
         return _SECRETS.sub(lambda found: (found["kept"] or "") + REDACTED, text)
@@ -212,5 +255,7 @@ def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
 
 
 def redact_shapes(text: str) -> str:
-    """``text`` without what has the shape of a key, whatever stands before it: for texts that are full of names."""
+    """``text`` without what has the shape of a key, whatever stands before it: for texts that are
+    full of names.
+    """
     return _SHAPED.sub(REDACTED, text)

@@ -1,21 +1,25 @@
-"""What is watched while requests go by: what the provider's cache made of each, and the health of its conversation.
+"""What is watched while requests go by: what the provider's cache made of each, and the health of
+its conversation.
 
-A cache is warm or cold, and the prefix changed by somebody's doing. Costs are list prices in US dollars, of the prompt
-and the answer::
+A cache is warm or cold, and the prefix changed by somebody's doing. Costs are list prices in US
+dollars, of the prompt and the answer::
 
     cost        prompt tokens that were not cached + .1 for cached ones (Anthropic's and OpenAI's price) + the answer
     cost_saved  the same for the client's own array, less cost; negative where a batch made the cache forget
 
-The client's own array would have been read from the cache in the share that was reported; on a request whose prefix
-Weir has just changed, in the share of the request before, because the array as the client sent it did not change.
+The client's own array would have been read from the cache in the share that was reported; on a
+request whose prefix Weir has just changed, in the share of the request before, because the array as
+the client sent it did not change.
 
-What this process knows of health is bounded and in memory. The state of a conversation is stored with its exchanges and
-taken over from there after a restart, so that an alert that is open is not raised again.
+What this process knows of health is bounded and in memory. The state of a conversation is stored
+with its exchanges and taken over from there after a restart, so that an alert that is open is not
+raised again.
 
-An alert is a log line, a metric, and one POST to a webhook for each episode that begins, off the way of any request,
-with the headers of the Standard Webhooks specification (https://www.standardwebhooks.com): ``webhook-signature`` is
-``v1,`` and the base64 of the HMAC-SHA-256 over ``id.timestamp.body``. What is not taken at the second try is counted
-and forgotten.
+An alert is a log line, a metric, and one POST to a webhook for each episode that begins, off the
+way of any request, with the headers of the Standard Webhooks specification
+(https://www.standardwebhooks.com): ``webhook-signature`` is ``v1,`` and the base64 of the
+HMAC-SHA-256 over ``id.timestamp.body``. What is not taken at the second try is counted and
+forgotten.
 """
 
 import asyncio
@@ -62,15 +66,17 @@ from proxy.wire.codec import ClientRequest
 Cause = Literal["none", "client", "proxy"]
 DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
-"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and the tools."""
+"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and
+the tools.
+"""
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request as the provider's cache saw it.
 
-    ``hit_ratio`` is None where the upstream did not say. ``cold``: the conversation rested for longer than
-    ``cache_ttl``. ``prefix_changed``: who made it begin in another way than the request before. Costs are US dollars,
-    None without reported usage or a price.
+    ``hit_ratio`` is None where the upstream did not say. ``cold``: the conversation rested for
+    longer than ``cache_ttl``. ``prefix_changed``: who made it begin in another way than the request
+    before. Costs are US dollars, None without reported usage or a price.
     """
 
     hit_ratio: float | None = None
@@ -81,11 +87,16 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def facts(self) -> dict[str, object]:
         said = msgspec.to_builtins(self)
-        return {name: round(value, DIGITS[name]) if name in DIGITS else value for name, value in said.items()}
+        return {
+            name: round(value, DIGITS[name]) if name in DIGITS else value
+            for name, value in said.items()
+        }
 
 
 def shown(detail: Mapping[str, object]) -> dict[str, object]:
-    return {each.name: detail.get(each.name, each.default) for each in msgspec.structs.fields(CacheUse)}
+    return {
+        each.name: detail.get(each.name, each.default) for each in msgspec.structs.fields(CacheUse)
+    }
 
 
 def follow(
@@ -99,13 +110,16 @@ def follow(
     carried_out: bool,
     ok: bool,
 ) -> CacheUse:
-    """What the cache made of a request, which the next one of the conversation will be compared with.
+    """What the cache made of a request, which the next one of the conversation will be compared
+    with.
 
-    ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was settled;
-    ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.
+    ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was
+    settled; ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.
     """
-    view, usage = recognized.view, together(billed) if billed else None
-    before, now = view.prefix, _prefix(plan, recognized, request, usage)
+    view = recognized.view
+    usage = together(billed) if billed else None
+    before = view.prefix
+    now = _prefix(plan, recognized, request, usage)
     touched = carried_out and _touches_what_was_sent(plan, recognized)
     changed = _cause(recognized, before, now, touched=touched)
     if ok:
@@ -116,8 +130,11 @@ def follow(
     prices = prices_of(request.model, recognized.limits.facts)
     if not billed or prices is None:
         return CacheUse(hit_ratio=now.hit_ratio, cold=is_cold, prefix_changed=changed)
-    cost, decision = sum(cost_of(prices, each) for each in billed), plan.decision
-    removed = max(0, decision.before - decision.after) if carried_out and decision is not None else 0
+    cost = sum(cost_of(prices, each) for each in billed)
+    decision = plan.decision
+    removed = (
+        max(0, decision.before - decision.after) if carried_out and decision is not None else 0
+    )
     share = now.hit_ratio or 0.0
     if before is not None and before.hit_ratio is not None and changed == "proxy" and not is_cold:
         share = max(share, before.hit_ratio)
@@ -126,12 +143,18 @@ def follow(
         cold=is_cold,
         prefix_changed=changed,
         cost=cost,
-        cost_saved=_cost_unmanaged(prices, billed, removed=removed, share=share) - cost if removed else 0.0,
+        cost_saved=(
+            _cost_unmanaged(prices, billed, removed=removed, share=share) - cost if removed else 0.0
+        ),
     )
 
 
-def _prefix(plan: Plan, recognized: Recognized, request: ClientRequest, usage: ReportedUsage | None) -> Prefix:
-    transcript, fields, names = recognized.transcript, request.fields, request.codec.counted
+def _prefix(
+    plan: Plan, recognized: Recognized, request: ClientRequest, usage: ReportedUsage | None
+) -> Prefix:
+    transcript = recognized.transcript
+    fields = request.fields
+    names = request.codec.counted
     chain = transcript.chain
     return Prefix(
         head=b"".join([m.digest for m in transcript.messages[: transcript.head]]),
@@ -155,7 +178,8 @@ def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touche
     if before is None:
         return "none"
     if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
-        return "client"  # Weir has left out nothing new: a tool that comes back was asked for by name
+        # Weir has left out nothing new: a tool that comes back was asked for by name
+        return "client"
     return "none" if _goes_on(recognized, before) else "client"
 
 
@@ -167,7 +191,8 @@ def _goes_on(recognized: Recognized, before: Prefix) -> bool:
 
 
 def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
-    decision, transcript = plan.decision, recognized.transcript
+    decision = plan.decision
+    transcript = recognized.transcript
     if not recognized.length:
         return False
     sent = transcript.head + recognized.length
@@ -177,8 +202,13 @@ def _touches_what_was_sent(plan: Plan, recognized: Recognized) -> bool:
         return True
     if not plan.evictions:
         return False
-    places = {(m.digest, nth) for m, nth in zip(transcript.messages[:sent], transcript.occurrences, strict=False)}
-    return any(row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions)
+    places = {
+        (m.digest, nth)
+        for m, nth in zip(transcript.messages[:sent], transcript.occurrences, strict=False)
+    }
+    return any(
+        row.kind in WHOLE or (row.digest, row.occurrence) in places for row in plan.evictions
+    )
 
 
 def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bool:
@@ -187,7 +217,9 @@ def _is_cold(plan: Plan, recognized: Recognized, *, ttl: float, at: float) -> bo
     return last is not None and (at if mine is None else mine) - last > ttl
 
 
-def _cost_unmanaged(prices: TokenPrices, billed: Sequence[ReportedUsage], *, removed: int, share: float) -> float:
+def _cost_unmanaged(
+    prices: TokenPrices, billed: Sequence[ReportedUsage], *, removed: int, share: float
+) -> float:
     prompt = (billed[0].prompt or 0) + removed
     read = prompt * (prices.input * (1 - share) + prices.cache_read * share)
     return tiered(prices, prompt, read, billed[-1].completion or 0)
@@ -222,18 +254,23 @@ class HealthBook:
     ) -> Checkup | None:
         """The conversation's health after a request; None for one that says nothing new.
 
-        ``used`` are the calibrated tokens of what went up, ``pressure`` is theirs, ``evicted`` what a batch took out.
+        ``used`` are the calibrated tokens of what went up, ``pressure`` is theirs, ``evicted`` what
+        a batch took out.
         """
         if not self._is_news(plan.decision, recognized):
             return None
-        rules, thread = settings.health, recognized.thread
+        rules = settings.health
+        thread = recognized.thread
         key = (thread.branch.tenant, thread.branch.conversation)
         known = self._known.get(key)
         before, own = (Run(), None) if known is None else (known.run, known.health)
         run = follow_calls(recognized.transcript, before, length=recognized.length, most=LOOP)
-        limits, decision, observes = recognized.policy_limits, plan.decision, settings.observes
+        limits = recognized.policy_limits
+        decision = plan.decision
+        observes = settings.observes
         reading = None if decision is None else decision.reading
-        made = None if decision is None or observes or not decision.is_new else decision  # or it took nothing out
+        # or it took nothing out
+        made = None if decision is None or observes or not decision.is_new else decision
         sample = Sample(
             at=at,
             utilization=pressure.level,
@@ -244,7 +281,9 @@ class HealthBook:
             spike=None if decision is None else _spike(decision, recognized),
             repeats=run.longest,
             bloat=0.0 if decision is None else _bloat(decision, recognized, settings),
-            bloat_limit=None if pressure.zone == "green" or _is_kept(decision, settings) else limits.bloat,
+            bloat_limit=(
+                None if pressure.zone == "green" or _is_kept(decision, settings) else limits.bloat
+            ),
             requests_left=_requests_left(decision, settings, budget=limits.budget, used=used),
             window_id=None if decision is None or observes else decision.window_id,
             due=0.0 if made is None else made.due / max(1, limits.base),
@@ -259,10 +298,15 @@ class HealthBook:
 
     def _is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
         """A request that only repeats the last one says nothing new."""
-        if recognized.length != len(recognized.transcript.chain) or (decision is not None and decision.is_new):
+        if recognized.length != len(recognized.transcript.chain) or (
+            decision is not None and decision.is_new
+        ):
             return True
         branch = recognized.thread.branch
-        return recognized.thread.health is None and (branch.tenant, branch.conversation) not in self._known
+        return (
+            recognized.thread.health is None
+            and (branch.tenant, branch.conversation) not in self._known
+        )
 
     def forget(self, tenant: str, conversation: str) -> None:
         self._known.pop((tenant, conversation), None)
@@ -278,10 +322,13 @@ class HealthBook:
 
 
 def _health_of(thread: Thread, own: Health | None) -> Health | None:
-    """What is known of a conversation's health here, or what its store has if that is newer, which is taken over."""
+    """What is known of a conversation's health here, or what its store has if that is newer, which
+    is taken over.
+    """
     if thread.health is None:
         return own
-    stored, thread.health = Health.from_json(thread.health), None
+    stored = Health.from_json(thread.health)
+    thread.health = None
     return stored if own is None or (stored is not None and stored.at > own.at) else own
 
 
@@ -307,7 +354,8 @@ def _ratios(decision: Decision) -> tuple[float, ...]:
 
 
 def _spike(decision: Decision, recognized: Recognized) -> float | None:
-    reading, before = decision.reading, recognized.trend.baseline
+    reading = decision.reading
+    before = recognized.trend.baseline
     if reading is None or not reading.spike or not decision.trend.deltas:
         return None
     if (reading.last_delta or 0) < SPIKE_SHARE * recognized.policy_limits.base:
@@ -327,7 +375,8 @@ def _is_managed(settings: ContextSettings) -> bool:
 def _requests_left(
     decision: Decision | None, settings: ContextSettings, *, budget: TokenBudget, used: int
 ) -> float | None:
-    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit, or needed a rung.
+    """Until the window overflows at the conversation's velocity; 0 for a request that does not fit,
+    or needed a rung.
 
     None where nothing grows, and where layers keep the conversation in its window.
     """
@@ -380,7 +429,9 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
             "policy": self.policy,
             "request": self.request,
         }
-        return json.dumps({"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}).encode()
+        return json.dumps(
+            {"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}
+        ).encode()
 
 
 @dataclass(slots=True)
@@ -424,11 +475,18 @@ class Alerts:
     def tell_stored(self, row: ExchangeRow) -> None:
         """What began by the word of a store that several servers share: one of them tells it."""
         for alert in row.health.opened if row.health is not None else ():
-            notice = Notice(alert=alert, tenant=row.tenant, conversation=row.name, policy=row.policy, request=row.id)
+            notice = Notice(
+                alert=alert,
+                tenant=row.tenant,
+                conversation=row.name,
+                policy=row.policy,
+                request=row.id,
+            )
             self.tell(notice)
 
     async def close(self) -> None:
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         if task is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -479,9 +537,12 @@ class Alerts:
         receiver = UpstreamSettings(
             name="webhook",
             base_url=f"{parts.scheme}://{parts.netloc}",
-            timeout=Timeouts(connect=settings.seconds, first_byte=settings.seconds, idle=settings.seconds),
+            timeout=Timeouts(
+                connect=settings.seconds, first_byte=settings.seconds, idle=settings.seconds
+            ),
         )
-        body, now = notice.body(), str(int(self.clock()))
+        body = notice.body()
+        now = str(int(self.clock()))
         headers = [
             (b"content-type", b"application/json"),
             (b"webhook-id", notice.id.encode()),

@@ -31,8 +31,8 @@ from proxy.wire.counting import Tokenizer
 class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
-    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools; ``policies``
-    are those that were asked for, by name and mode.
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no
+    tools; ``policies`` are those that were asked for, by name and mode.
     """
 
     config: Config
@@ -75,17 +75,26 @@ class Runtime:
         self.adopt(self.config)
 
     def take_keys(self, rows: Sequence[KeyRow]) -> None:
-        config, before = self.config, self.keyring
+        config = self.config
+        before = self.keyring
         mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
         tenant = tenant_source(config.auth, config.listen)
-        fresh = self.keyring = Keyring(config.keys, rows, secret=self.secret, mode=mode, tenant=tenant)
+        fresh = self.keyring = Keyring(
+            config.keys, rows, secret=self.secret, mode=mode, tenant=tenant
+        )
         if fresh.is_open and not before.is_open:
             self.logger.warning("auth.mode is open: from now on anybody who can connect may call")
         if before.is_open and not fresh.is_open:
-            said = "there is a key: from now on only known keys may call; auth.mode: open would let in any other"
+            said = (
+                "there is a key: from now on only known keys may call; auth.mode: open would let in"
+                " any other"
+            )
             self.logger.warning("%s", said)
         if len(before) and not fresh.is_open and not len(fresh):
-            said = "no key is left: nobody may call until there is one; weir keys create --name me makes one"
+            said = (
+                "no key is left: nobody may call until there is one; weir keys create --name me"
+                " makes one"
+            )
             self.logger.warning("%s", said)
 
     def take_policies(self, rows: Sequence[PolicyRow]) -> None:

@@ -1,6 +1,8 @@
-"""The client's edge: uvicorn, with deadlines for what a client sends and takes, and a stop in two steps.
+"""The client's edge: uvicorn, with deadlines for what a client sends and takes, and a stop in two
+steps.
 
-What else a service on an open network needs belongs to what is in front of Weir; docs/operating.md says what that is.
+What else a service on an open network needs belongs to what is in front of Weir; docs/operating.md
+says what that is.
 """
 
 import asyncio
@@ -23,7 +25,9 @@ from proxy.errors import ProxyError, RequestTimeout
 
 _log = logging.getLogger("proxy.server")
 # An answer that is cut off is logged by whoever has cut it off.
-logging.getLogger("uvicorn.error").addFilter(lambda line: "without completing response" not in line.getMessage())
+logging.getLogger("uvicorn.error").addFilter(
+    lambda line: "without completing response" not in line.getMessage()
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,11 +35,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHEN_GONE = "weir.when_gone"
-"""The extension of a scope that has a function called when the client leaves; None calls that off."""
+"""The extension of a scope that has a function called when the client leaves; None calls that off.
+"""
 WRITE = "weir.write"
-"""The extension that writes a piece of a chunked answer at once; False where the client takes no more for now.
+"""The extension that writes a piece of a chunked answer at once; False where the client takes no
+more for now.
 
-With an ASGI message a piece, a stream costs 1.8 times what benchmarks.floor takes for it, with this 1.5 times.
+With an ASGI message a piece, a stream costs 1.8 times what benchmarks.floor takes for it, with this
+1.5 times.
 """
 CHECKED_EVERY = 0.1
 
@@ -83,7 +90,9 @@ class Shutdown(msgspec.Struct, frozen=True):
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with what it lacks: deadlines for heads and readers, and bodies after an upgrade's offer."""
+    """uvicorn's protocol with what it lacks: deadlines for heads and readers, and bodies after an
+    upgrade's offer.
+    """
 
     def __init__(self, *args: Any, limits: ServerLimits, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -130,11 +139,16 @@ class Protocol(HttpToolsProtocol):
             self.head_timer = self.loop.call_later(self.limits.header_timeout, self.transport.close)
 
     def _decline(self, rest: bytes) -> None:
-        """Read the body of a request that offers an upgrade, as the JDK's client does with every POST (h2c).
+        """Read the body of a request that offers an upgrade, as the JDK's client does with every
+        POST (h2c).
 
         llhttp takes it for bytes of the other protocol, so another parser is given its framing.
         """
-        framing = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+        framing = [
+            header
+            for header in self.headers
+            if header[0] in (b"content-length", b"transfer-encoding")
+        ]
         self.cycle.keep_alive = False
         self.parser = httptools.HttpRequestParser(_Body(self))
         head = b"".join([b"%b: %b\r\n" % header for header in framing])
@@ -152,13 +166,16 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         size = sum([len(name) + len(value) for name, value in self.headers])
         if size > self.limits.header_bytes or len(self.headers) > self.limits.header_fields:
-            raise ValueError("The request's headers are too large.")  # which is a parser's error: 400
+            # which is a parser's error: 400
+            raise ValueError("The request's headers are too large.")
         self.in_head = False
-        # Only now: what comes of a body that was refused, or an empty line, keeps no connection open.
+        # Only now: what comes of a body that was refused, or an empty line, keeps no connection
+        # open.
         self._unset_keepalive_if_required()
         self.scope["extensions"] = self.extensions
         super().on_headers_complete()
-        # A client that is refused before it has sent its body may send another request in its place (RFC 9110 10.1.1).
+        # A client that is refused before it has sent its body may send another request in its place
+        # (RFC 9110 10.1.1).
         if self.expect_100_continue or self.app_state["shutdown"].draining.is_set():
             self.cycle.keep_alive = False
 
@@ -166,7 +183,8 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
             if not self.pipeline:
-                self.flow.resume_reading()  # nobody receives after the last piece: else a client's leaving is not seen
+                # nobody receives after the last piece: else a client's leaving is not seen
+                self.flow.resume_reading()
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         self.gone = callback
@@ -208,7 +226,9 @@ class _Body:
 
 
 def edge(app: App, body_timeout: float) -> App:
-    """ASGI middleware: its requests' bodies have a deadline in seconds, and what the application raises is answered."""
+    """ASGI middleware: its requests' bodies have a deadline in seconds, and what the application
+    raises is answered.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -232,10 +252,13 @@ def edge(app: App, body_timeout: float) -> App:
         try:
             await app(scope, receive_in_time, send)
         except Exception as failure:  # noqa: BLE001 - a fault of Weir's, which is one client's only
-            error = failure if isinstance(failure, ProxyError) else ProxyError("Internal server error.")
+            error = (
+                failure if isinstance(failure, ProxyError) else ProxyError("Internal server error.")
+            )
             if error is not failure:
                 _log.exception("the application failed")
-            # Where an answer has begun, uvicorn takes a second one for an error, and closes the connection.
+            # Where an answer has begun, uvicorn takes a second one for an error, and closes the
+            # connection.
             response = Response(error.body(), error.status, media_type="application/json")
             response.raw_headers += error.headers()
             await response(scope, receive, send)
@@ -244,9 +267,13 @@ def edge(app: App, body_timeout: float) -> App:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server: readiness fails for a while before it stops; what is open at the end of its grace is cut."""
+    """uvicorn's server: readiness fails for a while before it stops; what is open at the end of its
+    grace is cut.
+    """
 
-    def __init__(self, app: App, limits: ServerLimits, lifespan: Literal["on", "off"] = "on", port: int = 0) -> None:
+    def __init__(
+        self, app: App, limits: ServerLimits, lifespan: Literal["on", "off"] = "on", port: int = 0
+    ) -> None:
         config = uvicorn.Config(
             edge(app, limits.body_timeout),
             port=port,
@@ -276,7 +303,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Stops gracefully, or at once at the second signal; the process then ends with status 0."""
+        """Stops gracefully, or at once at the second signal; the process then ends with
+        status 0.
+        """
         self.force_exit = self.should_exit
         self.interrupted = self.interrupted or sig == signal.SIGINT
         self.should_exit = True
@@ -284,7 +313,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.stopping.draining.set()
         for _ in range(int(self.limits.drain / CHECKED_EVERY)):
-            if self.interrupted or self.force_exit:  # whoever interrupts it is at its terminal: no balancer has to see
+            # whoever interrupts it is at its terminal: no balancer has to see
+            if self.interrupted or self.force_exit:
                 break
             await asyncio.sleep(CHECKED_EVERY)
         cutting = asyncio.get_running_loop().call_later(self.limits.grace, self.stopping.cut_now)

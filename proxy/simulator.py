@@ -1,9 +1,11 @@
 """A simulated model, to try Weir without a key and without a network.
 
-It has a window, counts what it is sent, answers whole or streamed on chat completions, Responses and Messages, and
-refuses what does not fit in the words of the provider. What it says means nothing.
+It has a window, counts what it is sent, answers whole or streamed on chat completions, Responses
+and Messages, and refuses what does not fit in the words of the provider. What it says means
+nothing.
 
-A model named ``fault:429``, ``fault:500`` or ``fault:cut`` is a rate limit, a server error or a stream that breaks off.
+A model named ``fault:429``, ``fault:500`` or ``fault:cut`` is a rate limit, a server error or a
+stream that breaks off.
 """
 
 import asyncio
@@ -32,7 +34,9 @@ PRIMING = 3
 PER_MESSAGE = 4
 PER_CALL = 8
 PER_FILE = 765
-"""Tokens of a request, of a message, of a call and of a part that is not text, beside the texts in them."""
+"""Tokens of a request, of a message, of a call and of a part that is not text, beside the texts in
+them.
+"""
 LEAST_CACHED = 1_024
 PREFIXES_KEPT = 100_000
 REQUESTS_KEPT = 1_000
@@ -113,7 +117,9 @@ class Endpoint:
 
     def error(self, status: int, message: str, code: str | None = None) -> Refused:
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return Refused(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+        return Refused(
+            status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        )
 
 
 class Chat(Endpoint):
@@ -125,9 +131,18 @@ class Chat(Endpoint):
         yield from request["messages"]
 
     def whole(self, answer: Answer) -> Body:
-        message: Body = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
+        message: Body = {
+            "role": "assistant",
+            "content": answer.text,
+            "refusal": None,
+            "annotations": [],
+        }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        return {**self._head(answer, "chat.completion"), "choices": [choice], "usage": self._usage(answer)}
+        return {
+            **self._head(answer, "chat.completion"),
+            "choices": [choice],
+            "usage": self._usage(answer),
+        }
 
     def events(self, answer: Answer, request: Body) -> Iterator[Body | bytes]:
         head = self._head(answer, "chat.completion.chunk")
@@ -144,9 +159,15 @@ class Chat(Endpoint):
     def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         said = f"This model's maximum context length is {window} tokens. However, "
         if prompt > window:
-            said += f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
+            said += (
+                f"your messages resulted in {prompt} tokens. Please reduce the length of the"
+                " messages."
+            )
         else:
-            said += f"you requested {prompt + completion} tokens ({prompt} in the messages, {completion} in the "
+            said += (
+                f"you requested {prompt + completion} tokens ({prompt} in the messages,"
+                f" {completion} in the "
+            )
             said += "completion). Please reduce the length of the messages or completion."
         return self.error(400, said, "context_length_exceeded")
 
@@ -186,7 +207,9 @@ class Responses(Endpoint):
             ("response.output_item.added", {"output_index": 0, "item": item}),
             ("response.content_part.added", {**place, "part": empty}),
         ]
-        events += [("response.output_text.delta", {**place, "delta": piece}) for piece in answer.pieces]
+        events += [
+            ("response.output_text.delta", {**place, "delta": piece}) for piece in answer.pieces
+        ]
         done = self._item(answer, "completed", answer.text)
         events += [
             ("response.output_text.done", {**place, "text": answer.text}),
@@ -198,7 +221,10 @@ class Responses(Endpoint):
             yield {"type": kind, "sequence_number": number, **event}
 
     def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
-        said = "Your input exceeds the context window of this model. Please adjust your input and try again."
+        said = (
+            "Your input exceeds the context window of this model. Please adjust your input and try"
+            " again."
+        )
         return self.error(400, said, "context_length_exceeded")
 
     def _response(self, answer: Answer, status: str, output: list[Body]) -> Body:
@@ -229,7 +255,13 @@ class Responses(Endpoint):
     def _item(self, answer: Answer, status: str, text: str | None) -> dict[str, Any]:
         content = [] if text is None else [{"type": "output_text", "text": text, "annotations": []}]
         name = answer.id.replace(self.prefix, "msg_", 1)
-        return {"type": "message", "id": name, "role": "assistant", "status": status, "content": content}
+        return {
+            "type": "message",
+            "id": name,
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
 
 
 class Messages(Endpoint):
@@ -246,18 +278,33 @@ class Messages(Endpoint):
 
     def events(self, answer: Answer, request: Body) -> Iterator[Body | bytes]:
         yield {"type": "message_start", "message": self._message(answer)}
-        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        yield {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "text", "text": ""},
+        }
         for piece in answer.pieces:
-            yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
+            yield {
+                "type": "content_block_delta",
+                "index": 0,
+                "delta": {"type": "text_delta", "text": piece},
+            }
         yield {"type": "content_block_stop", "index": 0}
         ended = {"stop_reason": "end_turn", "stop_sequence": None}
-        yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": answer.completion}}
+        yield {
+            "type": "message_delta",
+            "delta": ended,
+            "usage": {"output_tokens": answer.completion},
+        }
         yield {"type": "message_stop"}
 
     def overflow(self, *, prompt: int, completion: int, window: int) -> Refused:
         if prompt > window:
             return self.error(400, f"prompt is too long: {prompt} tokens > {window} maximum")
-        said = f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > {window}, "
+        said = (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {completion} >"
+            f" {window}, "
+        )
         return self.error(400, f"{said}decrease input length or `max_tokens` and try again")
 
     def error(self, status: int, message: str, code: str | None = None) -> Refused:
@@ -310,14 +357,18 @@ def _content_tokens(content: Any, count: Callable[[str], int]) -> int:
         if isinstance(said, str):
             total += count(said)
         elif isinstance(part, Mapping) and part.get("type") in ("tool_use", "tool_result"):
-            total += PER_CALL + count(json.dumps(part.get("input", part.get("content")), ensure_ascii=False))
+            total += PER_CALL + count(
+                json.dumps(part.get("input", part.get("content")), ensure_ascii=False)
+            )
         else:
             total += PER_FILE
     return total
 
 
 class Simulator:
-    """The simulated model, as an application that serves it in ``app``; ``received`` are its newest requests."""
+    """The simulated model, as an application that serves it in ``app``; ``received`` are its newest
+    requests.
+    """
 
     def __init__(self, settings: SimulatorSettings, *, counter: WordCounter) -> None:
         self.settings = settings
@@ -325,7 +376,10 @@ class Simulator:
         self._counter = counter
         self._prefixes: LRUCache[bytes, None] = LRUCache(PREFIXES_KEPT)
         self._answered = 0
-        routes = [Route(e.path, self._serves(e), methods=["POST"]) for e in (Chat(), Responses(), Messages())]
+        routes = [
+            Route(e.path, self._serves(e), methods=["POST"])
+            for e in (Chat(), Responses(), Messages())
+        ]
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
         routes.append(Route("/v1/models", self._models, methods=["GET"]))
         self.app = Starlette(routes=routes)
@@ -341,7 +395,9 @@ class Simulator:
             await asyncio.sleep(self.settings.latency)
             if not fields.get("stream"):
                 return JSONResponse(endpoint.whole(answer))
-            return StreamingResponse(_stream(endpoint, answer, fields), media_type="text/event-stream")
+            return StreamingResponse(
+                _stream(endpoint, answer, fields), media_type="text/event-stream"
+            )
 
         return answer
 
@@ -351,7 +407,10 @@ class Simulator:
             said = "Rate limit reached." if FAULTS[model] == 429 else "The server had an error."
             raise endpoint.error(FAULTS[model], said)
         prompt, cached = self._read(endpoint, fields)
-        limits = (fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+        limits = (
+            fields.get(name)
+            for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")
+        )
         most = next((limit for limit in limits if isinstance(limit, int)), 1)
         if prompt + max(most, 1) > self.settings.window:
             raise endpoint.overflow(prompt=prompt, completion=most, window=self.settings.window)
@@ -362,7 +421,9 @@ class Simulator:
         return Answer(name, model, text, prompt, cached, self._counter.count(text))
 
     def _read(self, endpoint: Endpoint, fields: Body) -> tuple[int, int]:
-        """The tokens of a prompt, and those of its longest prefix that an earlier one began with."""
+        """The tokens of a prompt, and those of its longest prefix that an earlier one began
+        with.
+        """
         total = PRIMING
         cached = 0
         key = endpoint.path.encode()
@@ -399,8 +460,12 @@ def _parsed(endpoint: Endpoint, body: bytes) -> Body:
     except ValueError:
         raise endpoint.error(400, "We could not parse the JSON body of your request.") from None
     array = "input" if isinstance(endpoint, Responses) else "messages"
-    if not isinstance(fields, dict) or (array == "messages" and not isinstance(fields.get(array), list)):
-        raise endpoint.error(400, f"Missing required parameter: '{array}'.", "missing_required_parameter")
+    if not isinstance(fields, dict) or (
+        array == "messages" and not isinstance(fields.get(array), list)
+    ):
+        raise endpoint.error(
+            400, f"Missing required parameter: '{array}'.", "missing_required_parameter"
+        )
     return fields
 
 
@@ -442,7 +507,9 @@ def _server(simulator: Simulator) -> uvicorn.Server:
 
 
 @contextlib.asynccontextmanager
-async def serve_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> AsyncIterator[RunningSimulator]:
+async def serve_simulator(
+    settings: SimulatorSettings, *, counter: WordCounter
+) -> AsyncIterator[RunningSimulator]:
     """A simulator on a free port of loopback, until the block ends."""
     simulator = Simulator(settings, counter=counter)
     bound = socket.create_server(("127.0.0.1", 0))
@@ -463,7 +530,9 @@ async def serve_simulator(settings: SimulatorSettings, *, counter: WordCounter) 
 
 
 @contextlib.contextmanager
-def run_simulator(settings: SimulatorSettings, *, counter: WordCounter) -> Iterator[RunningSimulator]:
+def run_simulator(
+    settings: SimulatorSettings, *, counter: WordCounter
+) -> Iterator[RunningSimulator]:
     """The same in a thread of its own, for a program that has its own event loop."""
     with (
         start_blocking_portal() as portal,

@@ -1,17 +1,27 @@
-"""A request's body in, and an answer to the client as it arrives, byte for byte, watched on the way.
+"""A request's body in, and an answer to the client as it arrives, byte for byte, watched on the
+way.
 
-Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds after its
-first byte: an upstream may say 200 and then, as its first event, that the prompt does not fit. Half an event, which
-is of no use to the client, is waited for.
+Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds
+after its first byte: an upstream may say 200 and then, as its first event, that the prompt does not
+fit. Half an event, which is of no use to the client, is waited for.
 
-What an answer said is put together again for the trace, only where message text may be captured, and to know the
-conversation by that answer where its opening does not tell.
+What an answer said is put together again for the trace, only where message text may be captured,
+and to know the conversation by that answer where its opening does not tell.
 """
 
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import aclosing
 from io import BytesIO
 from typing import Any
@@ -57,7 +67,8 @@ async def read_part(receive: Receive, before: int, *, limit: int) -> tuple[bytes
 
 
 async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -> bytes:
-    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves meanwhile.
+    """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves
+    meanwhile.
 
     ``hold`` is told of each part that comes, and may take its time.
     """
@@ -77,7 +88,9 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
 
 
 async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> bytes:
-    """The whole body, counted by ``hold`` before it is read where its length is known, else part by part."""
+    """The whole body, counted by ``hold`` before it is read where its length is known, else part by
+    part.
+    """
     length = declared_length(headers)
     if length is not None:
         if length > limit:
@@ -86,8 +99,11 @@ async def read_held(receive: Receive, headers: Headers, *, limit: int, hold: Hol
     return await read_body(receive, limit=limit, hold=hold if length is None else None)
 
 
-async def read_plain(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> tuple[bytes, Headers]:
-    """The whole body without its ``Content-Encoding``, counted by ``hold`` as it grows, and the headers without it.
+async def read_plain(
+    receive: Receive, headers: Headers, *, limit: int, hold: Hold
+) -> tuple[bytes, Headers]:
+    """The whole body without its ``Content-Encoding``, counted by ``hold`` as it grows, and the
+    headers without it.
 
     Raises UnsupportedEncoding, RequestTooLarge, and InvalidRequest for a body that is broken.
     """
@@ -112,7 +128,8 @@ async def read_plain(receive: Receive, headers: Headers, *, limit: int, hold: Ho
 async def while_connected(scope: MutableMapping[str, Any], work: Coroutine[Any, Any, None]) -> None:
     """Do ``work``, and cancel it as soon as the client has gone. Raises ClientGone then.
 
-    An answer that is not streamed is never cancelled by the server itself, so this is what closes the upstream.
+    An answer that is not streamed is never cancelled by the server itself, so this is what closes
+    the upstream.
     """
     when_gone = scope.get("extensions", {}).get(WHEN_GONE)
     task = asyncio.current_task()
@@ -146,11 +163,14 @@ MAX_CAPTURED = 256 * 1024
 MAX_CHOICES = 16
 MAX_LISTENED = 4 * 1024 * 1024
 LAST_EVENT = re.compile(
-    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))", re.MULTILINE
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))",
+    re.MULTILINE,
 )
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 READ_OUT = 0.25
-"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp forget what they have not handed out yet."""
+"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp forget what they have not
+handed out yet.
+"""
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
 
@@ -164,7 +184,8 @@ def is_stream(answer: Answer) -> bool:
 def unbuffered(headers: Headers) -> list[tuple[bytes, bytes]]:
     """The headers of a stream, which tell what stands in front of Weir to hold nothing back of it.
 
-    What the upstream says of it stays: nginx reads ``X-Accel-Buffering``, and what compresses waits for more to come.
+    What the upstream says of it stays: nginx reads ``X-Accel-Buffering``, and what compresses waits
+    for more to come.
     """
     found = [header for header in headers if header[0] != CACHE_CONTROL]
     said = [value for name, value in headers if name == CACHE_CONTROL and value]
@@ -177,7 +198,9 @@ def unbuffered(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def is_readable(answer: Answer) -> bool:
-    return all(v.strip().lower() == b"identity" for n, v in answer.headers if n == b"content-encoding")
+    return all(
+        v.strip().lower() == b"identity" for n, v in answer.headers if n == b"content-encoding"
+    )
 
 
 class Opening(msgspec.Struct):
@@ -189,7 +212,8 @@ class Opening(msgspec.Struct):
 
 
 class UpstreamResponse(msgspec.Struct):
-    """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning was read.
+    """An answer that is to be relayed: as a whole (``body``), or as a stream of which a beginning
+    was read.
 
     ``rewritten`` says that ``body`` is not what the upstream has sent.
     """
@@ -203,7 +227,10 @@ class UpstreamResponse(msgspec.Struct):
 
 
 async def open_stream(
-    chunks: AsyncGenerator[bytes, None], *, codec: Codec = CHAT, begun: Callable[[], None] | None = None
+    chunks: AsyncGenerator[bytes, None],
+    *,
+    codec: Codec = CHAT,
+    begun: Callable[[], None] | None = None,
 ) -> Opening:
     """Read until the stream has said something, failed, or shown nothing of either for a moment.
 
@@ -227,7 +254,8 @@ async def open_stream(
                 chunk = pending.result()
         except StopAsyncIteration:
             tap.end()
-            opening.ended, opening.error = True, tap.seen.error or _unframed(opening.held, tap)
+            opening.ended = True
+            opening.error = tap.seen.error or _unframed(opening.held, tap)
             return opening
         if begun is not None and not opening.held:
             begun()
@@ -235,14 +263,18 @@ async def open_stream(
         tap.feed(chunk)
         if tap.seen.error is not None and not tap.seen.said:
             opening.error = tap.seen.error
-        may_be_full = is_cut_short(tap.seen.finish_reasons) and tap.seen.usage is None and not tap.seen.done
+        may_be_full = (
+            is_cut_short(tap.seen.finish_reasons) and tap.seen.usage is None and not tap.seen.done
+        )
         if opening.error is not None or tap.seen.said or (tap.seen.finished and not may_be_full):
             return opening
         deadline = deadline or loop.time() + PEEK
 
 
 def _unframed(held: Sequence[bytes], tap: StreamTap) -> bytes | None:
-    """A JSON body in a stream's place: gateways send a backend's error so (Lemonade before August 2026)."""
+    """A JSON body in a stream's place: gateways send a backend's error so (Lemonade before August
+    2026).
+    """
     body = b"".join(held).strip()
     return body if not tap.events and body.startswith(b"{") else None
 
@@ -261,9 +293,10 @@ async def relay_stream(
 ) -> None:
     """Send a stream on, past a ``tap``. Raises Cut if it broke off, or ended in the middle.
 
-    ``explain`` says what the client is told of that, as an event. Without it nothing is added to the stream, which may
-    be anything, or have an encoding. ``begun`` is called when the first piece has come. ``pour`` sends on what
-    follows the opening past ``send``, and returns as :meth:`HTTPAnswer.pour`.
+    ``explain`` says what the client is told of that, as an event. Without it nothing is added to
+    the stream, which may be anything, or have an encoding. ``begun`` is called when the first piece
+    has come. ``pour`` sends on what follows the opening past ``send``, and returns as
+    :meth:`HTTPAnswer.pour`.
     """
     lines = Lines()
     await send_start(send, status=status, headers=headers)
@@ -300,19 +333,27 @@ async def relay_stream(
 
 @contextlib.contextmanager
 def to_its_end(tap: StreamTap) -> Iterator[None]:
-    """Around the reading of a stream: raises if that ends before its answer. A break behind the last event is none."""
+    """Around the reading of a stream: raises if that ends before its answer. A break behind the
+    last event is none.
+    """
     broken: Exception | None = None
     try:
         yield
     except (StreamBroken, UpstreamTimeout) as error:
         broken = error
     tap.end()
-    ended = tap.complete if broken is None else tap.seen.done or (tap.codec.ends_with_reason and tap.seen.finished)
+    ended = (
+        tap.complete
+        if broken is None
+        else tap.seen.done or (tap.codec.ends_with_reason and tap.seen.finished)
+    )
     if not ended:
         raise broken or StreamBroken(IN_THE_MIDDLE)
 
 
-async def relay_whole(send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes) -> None:
+async def relay_whole(
+    send: Send, answer: Answer, *, status: int, headers: Headers, body: bytes
+) -> None:
     """Send an answer on whose first ``body`` bytes were read."""
     await send_start(send, status=status, headers=headers)
     if answer.ended:
@@ -352,8 +393,8 @@ async def capture_stream(
 class Listener(msgspec.Struct):
     """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
 
-    ``ended`` is waited for before the client gets the piece by which it knows that the answer is whole, ``begun`` is
-    told the first events of a stream before the client has them.
+    ``ended`` is waited for before the client gets the piece by which it knows that the answer is
+    whole, ``begun`` is told the first events of a stream before the client has them.
     """
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -367,10 +408,16 @@ class Listener(msgspec.Struct):
         if len(self.held) < MAX_LISTENED:
             self.held += message.get("body", b"")
         if self.begun is not None and any(end in self.held for end in EVENT_ENDS):
-            begun, self.begun = self.begun, None
+            begun = self.begun
+            self.begun = None
             begun(bytes(self.held))
-        if self.ended is not None and message["type"] == "http.response.body" and self._ends_with(message):
-            ended, self.ended = self.ended, None
+        if (
+            self.ended is not None
+            and message["type"] == "http.response.body"
+            and self._ends_with(message)
+        ):
+            ended = self.ended
+            self.ended = None
             await ended()
         await self.send(message)
 
@@ -379,11 +426,18 @@ class Listener(msgspec.Struct):
         self.ending = self.ending or LAST_EVENT.search(body) is not None
         if not message.get("more_body") or (self.ending and self.held.endswith(EVENT_ENDS)):
             return True
-        return body.rstrip().endswith(b"}") and self.held.lstrip().startswith(b"{") and bool(self.messages())
+        return (
+            body.rstrip().endswith(b"}")
+            and self.held.lstrip().startswith(b"{")
+            and bool(self.messages())
+        )
 
     def messages(self) -> list[dict[str, Any]]:
         given = messages_in(bytes(self.held), self.codec)
-        return [{name: m[name] for name in ("role", "content", "tool_calls") if name in m} for m in given]
+        return [
+            {name: m[name] for name in ("role", "content", "tool_calls") if name in m}
+            for m in given
+        ]
 
 
 def messages_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
@@ -407,7 +461,9 @@ def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
 def _choices_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
     value = codec.completion(read_value(body))
     given = value.get("choices") if isinstance(value, dict) else None
-    return [c for c in given if isinstance(c, dict)][:MAX_CHOICES] if isinstance(given, list) else []
+    return (
+        [c for c in given if isinstance(c, dict)][:MAX_CHOICES] if isinstance(given, list) else []
+    )
 
 
 def choices_of(stream: bytes, codec: Codec = CHAT) -> list[dict[str, Any]]:
@@ -452,7 +508,11 @@ class _Choice(msgspec.Struct):
         if not isinstance(part, dict) or not isinstance(number, int):
             return
         given = part.get("function")
-        said = {k: v for k, v in given.items() if isinstance(v, str)} if isinstance(given, dict) else {}
+        said = (
+            {k: v for k, v in given.items() if isinstance(v, str)}
+            if isinstance(given, dict)
+            else {}
+        )
         if number not in self.calls and "name" not in said and "id" not in part:
             return  # arguments of a call that never began
         call = self.calls.setdefault(number, {"function": {"name": "", "arguments": ""}})

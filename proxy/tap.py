@@ -24,8 +24,9 @@ _CUT_JSON = "Input data was truncated"  # msgspec's word for JSON that ends in t
 class ReportedUsage(msgspec.Struct, frozen=True):
     """Tokens that the upstream reported; None where it did not.
 
-    ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written`` what was written
-    to one at a price of its own. ``estimated``: it reported nothing, the numbers are Weir's own counts.
+    ``prompt`` counts all of the prompt, ``cached`` what of it was read from a cache and ``written``
+    what was written to one at a price of its own. ``estimated``: it reported nothing, the numbers
+    are Weir's own counts.
     """
 
     prompt: int | None = None
@@ -39,7 +40,9 @@ class ReportedUsage(msgspec.Struct, frozen=True):
 NO_USAGE = ReportedUsage()
 
 
-def together(usages: Sequence[ReportedUsage], *, by: Callable[[list[int]], int] = sum) -> ReportedUsage:
+def together(
+    usages: Sequence[ReportedUsage], *, by: Callable[[list[int]], int] = sum
+) -> ReportedUsage:
     if len(usages) == 1:
         return usages[0]
 
@@ -57,16 +60,22 @@ def usage_from(value: object) -> ReportedUsage | None:
 
 
 def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
-    counts, asked, answered = _counts(said), dict[str, int](), dict[str, int]()
+    counts = _counts(said)
+    asked = dict[str, int]()
+    answered = dict[str, int]()
     for name, found in said.items():
         if isinstance(found, dict) and name in _DETAILS:
             (asked if name in _OF_PROMPT else answered).update(_counts(found))
-    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    prompt = counts.get("prompt_tokens")
+    completion = counts.get("completion_tokens")
     # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
-    read, taken = counts.get("cache_read_input_tokens"), counts.get("cache_creation_input_tokens")
-    cached, written = asked.get("cached_tokens"), asked.get("cache_write_tokens")
+    read = counts.get("cache_read_input_tokens")
+    taken = counts.get("cache_creation_input_tokens")
+    cached = asked.get("cached_tokens")
+    written = asked.get("cache_write_tokens")
     if prompt is None and (uncached := counts.get("input_tokens")) is not None:
-        prompt = uncached + (read or 0) + (taken or 0)  # Anthropic leaves out what the cache gave and took
+        # Anthropic leaves out what the cache gave and took
+        prompt = uncached + (read or 0) + (taken or 0)
     if read is None and cached is None:
         cached = counts.get("prompt_cache_hit_tokens")
     return ReportedUsage(
@@ -83,16 +92,18 @@ _DETAILS = _OF_PROMPT | {"completion_tokens_details", "output_tokens_details"}
 
 
 def _counts(said: Mapping[str, Any]) -> dict[str, int]:
-    return {name: found for name, found in said.items() if type(found) is int and 0 <= found < 2**53}
+    return {
+        name: found for name, found in said.items() if type(found) is int and 0 <= found < 2**53
+    }
 
 
 class Tap(msgspec.Struct):
     """What was seen of one answer so far.
 
-    ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each choice that has begun
-    whether a finish reason has; ``error`` holds the first error event of a stream; ``truncated`` is a whole answer
-    whose JSON ends in the middle. Of an answer of ``size`` bytes ``sample`` is the beginning, from which its tokens are
-    counted where no usage comes.
+    ``said`` is True once content, a tool call, or reasoning has come; ``ends`` holds for each
+    choice that has begun whether a finish reason has; ``error`` holds the first error event of a
+    stream; ``truncated`` is a whole answer whose JSON ends in the middle. Of an answer of ``size``
+    bytes ``sample`` is the beginning, from which its tokens are counted where no usage comes.
     """
 
     usage: ReportedUsage | None = None
@@ -111,7 +122,9 @@ class Tap(msgspec.Struct):
 
     @property
     def finished(self) -> bool:
-        """Whether the answer came to a proper end: not every server sends the end marker, nor every one a reason."""
+        """Whether the answer came to a proper end: not every server sends the end marker, nor every
+        one a reason.
+        """
         return self.done or (bool(self.ends) and all(self.ends.values()))
 
     def read(self, value: object) -> None:
@@ -128,15 +141,20 @@ class Tap(msgspec.Struct):
                 self._read_choice(choice)
 
     def _with_usage(self, said: object) -> ReportedUsage | None:
-        """What is used so far; Anthropic's streams say first what was read, and what was written in the end."""
+        """What is used so far; Anthropic's streams say first what was read, and what was written in
+        the end.
+        """
         usage = _usage_in(said) if isinstance(said, dict) else NO_USAGE
         if usage.prompt is None and usage.completion is not None and self.usage is not None:
             thought = self.usage.reasoning if usage.reasoning is None else usage.reasoning
-            return msgspec.structs.replace(self.usage, completion=usage.completion, reasoning=thought)
+            return msgspec.structs.replace(
+                self.usage, completion=usage.completion, reasoning=thought
+            )
         return self.usage if usage.prompt is None else usage
 
     def _read_choice(self, choice: Mapping[str, Any]) -> None:
-        index, reason = choice.get("index"), choice.get("finish_reason")
+        index = choice.get("index")
+        reason = choice.get("finish_reason")
         number = index if isinstance(index, int) else 0
         ended = isinstance(reason, str) and bool(reason)
         self.ends[number] = self.ends.get(number, False) or ended
@@ -164,7 +182,8 @@ def error_code(body: bytes) -> str | None:
 class StreamTap(msgspec.Struct):
     """A tap on server-sent events. Chunks without a word that matters are not decoded.
 
-    ``between`` says that what was fed ends with an event; ``unpacker`` is there where the answer has an encoding.
+    ``between`` says that what was fed ends with an event; ``unpacker`` is there where the answer
+    has an encoding.
     """
 
     seen: Tap = msgspec.field(default_factory=Tap)
@@ -185,12 +204,19 @@ class StreamTap(msgspec.Struct):
     def feed(self, chunk: bytes) -> None:
         if self.unpacker is not None:
             chunk = self.unpacker.feed(chunk)
-        seen, before = self.seen, self.between
+        seen = self.seen
+        before = self.between
         seen.size += len(chunk)
         if len(seen.sample) < MAX_SAMPLED:
             seen.sample += chunk
         self.between = chunk.endswith(EVENT_ENDS)
-        if before and self.between and seen.said and DONE not in chunk and not self.codec.matters(chunk, chunk):
+        if (
+            before
+            and self.between
+            and seen.said
+            and DONE not in chunk
+            and not self.codec.matters(chunk, chunk)
+        ):
             return
         for event in self._decoder.feed(chunk):
             self._take(event)
@@ -239,7 +265,9 @@ def read_completion(body: bytes, codec: Codec = CHAT) -> Tap:
     return seen
 
 
-_SAID = re.compile(rb'"usage"\s{0,8}:\s{0,8}(\{[^{}]{0,2000}(?:\{[^{}]{0,1000}\}[^{}]{0,2000}){0,12}\})')
+_SAID = re.compile(
+    rb'"usage"\s{0,8}:\s{0,8}(\{[^{}]{0,2000}(?:\{[^{}]{0,1000}\}[^{}]{0,2000}){0,12}\})'
+)
 _WORD = b'"usage"'
 _MAX_SAID_LEN = 8192
 _KINDS = (b"application/json", b"text/event-stream")
@@ -247,10 +275,11 @@ MAX_UNPACKED = 64 * 1024 * 1024
 
 
 class Reported:
-    """A reader of what a relayed answer used, as it goes by; nothing is held but the end of what came last.
+    """A reader of what a relayed answer used, as it goes by; nothing is held but the end of what
+    came last.
 
-    A stream says it in several events: the greatest numbers count. ``usage`` stays None where the answer is of another
-    kind or says nothing.
+    A stream says it in several events: the greatest numbers count. ``usage`` stays None where the
+    answer is of another kind or says nothing.
     """
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:

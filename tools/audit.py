@@ -1,9 +1,11 @@
-"""Known advisories against the locks, by pip-audit; says "not run" where it could not have found any.
+"""Known advisories against the locks, by pip-audit; says "not run" where it could not have found
+any.
 
     python tools/audit.py [--pip-audit "pip-audit -s osv"] requirements.lock …
 
-First a release with a well-known hole has to be reported. Exit codes: 0 nothing is known against the locks,
-1 something is, 75 not run: pip-audit is missing, reaches no advisories, or did not report the hole.
+First a release with a well-known hole has to be reported. Exit codes: 0 nothing is known against
+the locks, 1 something is, 75 not run: pip-audit is missing, reaches no advisories, or did not
+report the hole.
 """
 
 import argparse
@@ -25,9 +27,20 @@ class NotRun(Exception):
 
 def advisories(lock: Path, command: list[str], *options: str) -> list[str]:
     """What is known against the releases that a lock names, a line each."""
-    asked = [*command, "--strict", "--progress-spinner", "off", "--format", "json", "--disable-pip", *options]
+    asked = [
+        *command,
+        "--strict",
+        "--progress-spinner",
+        "off",
+        "--format",
+        "json",
+        "--disable-pip",
+        *options,
+    ]
     try:
-        done = subprocess.run([*asked, "-r", str(lock)], capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            [*asked, "-r", str(lock)], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
         told = json.loads(done.stdout)["dependencies"]
     except FileNotFoundError:
         raise NotRun(f"there is no {command[0]}: pip install pip-audit") from None
@@ -37,7 +50,11 @@ def advisories(lock: Path, command: list[str], *options: str) -> list[str]:
         raise NotRun(f"no answer in {SECONDS} s") from None
     if skipped := [each["name"] for each in told if "skip_reason" in each]:
         raise NotRun(f"nothing is known of {len(skipped)} packages: {skipped[0]} …")
-    return [f"{each['name']} {each['version']}: {found['id']}" for each in told for found in each["vulns"]]
+    return [
+        f"{each['name']} {each['version']}: {found['id']}"
+        for each in told
+        for found in each["vulns"]
+    ]
 
 
 def check_itself(command: list[str]) -> None:
@@ -51,14 +68,20 @@ def check_itself(command: list[str]) -> None:
 
 def main() -> int:
     """Audit the locks; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pip-audit", default="pip-audit", help="the command, with options of its own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pip-audit", default="pip-audit", help="the command, with options of its own"
+    )
     parser.add_argument("locks", nargs="+", type=Path)
     given = parser.parse_args()
     command = shlex.split(given.pip_audit)
     try:
         check_itself(command)
-        found = [line for lock in given.locks for line in advisories(lock, command, "--require-hashes")]
+        found = [
+            line for lock in given.locks for line in advisories(lock, command, "--require-hashes")
+        ]
     except NotRun as why:
         print(f"audit: not run: {why}")
         return NOT_RUN

@@ -2,8 +2,9 @@
 
     python tools/contents.py OLD NEW        # two locks, or two folders of wheels or site-packages
 
-Of two locks only what differs is downloaded, by its hash. New .pth files, compiled modules, entry points and top-level
-modules are printed, each with its package; a person reads them before the lock is committed.
+Of two locks only what differs is downloaded, by its hash. New .pth files, compiled modules, entry
+points and top-level modules are printed, each with its package; a person reads them before the lock
+is committed.
 """
 
 import re
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PIN = re.compile(r"^([\w.-]+(?:\[[^]]*\])?==\S+)((?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
-DOWNLOAD = "download -q --disable-pip-version-check --no-deps --require-hashes --only-binary :all:".split()
+DOWNLOAD = (
+    "download -q --disable-pip-version-check --no-deps --require-hashes --only-binary :all:".split()
+)
 
 
 def pins(lock: Path) -> dict[str, str]:
@@ -29,14 +32,18 @@ def contents(folder: Path) -> set[str]:
     for record in folder.glob("*.dist-info/RECORD"):
         names = [line.rsplit(",", 2)[0] for line in record.read_text().splitlines()]
         entries = record.with_name("entry_points.txt")
-        found |= set(_lines(record.parent.name, names, entries.read_text() if entries.exists() else ""))
+        found |= set(
+            _lines(record.parent.name, names, entries.read_text() if entries.exists() else "")
+        )
     return found
 
 
 def _of_wheel(wheel: Path) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        entries = next((name for name in names if name.endswith(".dist-info/entry_points.txt")), None)
+        entries = next(
+            (name for name in names if name.endswith(".dist-info/entry_points.txt")), None
+        )
         yield from _lines(wheel.name, names, archive.read(entries).decode() if entries else "")
 
 
@@ -50,14 +57,17 @@ def _lines(package: str, names: list[str], entries: str) -> Iterator[str]:
             yield f"{package}: compiled {re.sub(r'[.](cpython|abi3|cp3)[^/]*', '', name)}"
         if not re.search(r"\.(dist-info|data)$|^\.\.|^__pycache__$|\.pth$", top):
             yield f"{package}: module {re.sub(r'[.].*', '', top)}"
-    yield from (f"{package}: entry point {line.strip()}" for line in entries.splitlines() if "=" in line)
+    yield from (
+        f"{package}: entry point {line.strip()}" for line in entries.splitlines() if "=" in line
+    )
 
 
 def new(old: Path, fresh: Path) -> set[str]:
     """What is in ``fresh`` and not in ``old``."""
     if old.is_dir():
         return contents(fresh) - contents(old)
-    before, after = pins(old), pins(fresh)
+    before = pins(old)
+    after = pins(fresh)
     with tempfile.TemporaryDirectory() as folder:
         for name, mine, other in (("old", before, after), ("new", after, before)):
             lock = Path(folder, f"{name}.txt")
@@ -65,10 +75,13 @@ def new(old: Path, fresh: Path) -> set[str]:
             Path(folder, name).mkdir()
             if lock.stat().st_size:
                 subprocess.run(
-                    [sys.executable, "-m", "pip", *DOWNLOAD, "-r", lock, "-d", Path(folder, name)], check=True
+                    [sys.executable, "-m", "pip", *DOWNLOAD, "-r", lock, "-d", Path(folder, name)],
+                    check=True,
                 )
         return contents(Path(folder, "new")) - contents(Path(folder, "old"))
 
 
 if __name__ == "__main__":
-    print("\n".join(sorted(new(Path(sys.argv[1]), Path(sys.argv[2])))) or "nothing new runs by itself")
+    print(
+        "\n".join(sorted(new(Path(sys.argv[1]), Path(sys.argv[2])))) or "nothing new runs by itself"
+    )

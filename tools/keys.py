@@ -15,10 +15,10 @@ from proxy.config.values import FileValues, in_units, public
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "keys.md"
 HEAD = """# All keys
 
-Made from the code by `python -m tools.keys`: what each key may be and its default. What they do is said in
-[config/weir.yaml](../config/weir.yaml) and in [policies.md](policies.md); how a file is read in
-[configuration.md](configuration.md). `NAME` is a name of yours, `[]` an entry of a list; a key without a default has to
-be there.
+Made from the code by `python -m tools.keys`: what each key may be and its default. What they do
+is written in [config/weir.yaml](../config/weir.yaml) and in [policies.md](policies.md); how a file
+is read in [configuration.md](configuration.md). `NAME` is a name of yours, `[]` an entry of a list;
+a key without a default has to be there.
 """
 BOUNDS = {
     "minimum": "at least",
@@ -36,11 +36,16 @@ Schema = Mapping[str, Any]
 def page() -> str:
     """All of it, as Markdown."""
     parts = [HEAD]
-    for title, shape in (("The file", FileValues), ("A policy, below `policies.NAME`", ContextSettings)):
+    for title, shape in (
+        ("The file", FileValues),
+        ("A policy, below `policies.NAME`", ContextSettings),
+    ):
         schema = adapter(shape).json_schema()
         defaults = public(shape(), as_written=True)
         rows = _rows(schema["$defs"][shape.__name__], schema["$defs"], "", defaults)
-        parts.append(f"## {title}\n\n| key | may be | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+        parts.append(
+            f"## {title}\n\n| key | may be | default |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        )
     return "\n".join(parts)
 
 
@@ -60,7 +65,11 @@ def _rows(section: Schema, shapes: Mapping[str, Schema], path: str, defaults: An
 
 def _inner(key: Schema) -> tuple[str | None, str]:
     """The section that a key holds, if it holds any, and what stands between the two."""
-    for held, suffix in ((key, ""), (key.get("items", {}), "[]"), (key.get("additionalProperties", {}), ".NAME")):
+    for held, suffix in (
+        (key, ""),
+        (key.get("items", {}), "[]"),
+        (key.get("additionalProperties", {}), ".NAME"),
+    ):
         if isinstance(held, Mapping) and "$ref" in held:
             return str(held["$ref"]).rpartition("/")[2], suffix
     return None, ""
@@ -80,7 +89,9 @@ def _said(key: Schema, shapes: Mapping[str, Schema]) -> str:
     elif isinstance(key.get("additionalProperties"), Mapping):
         kind = f"mapping to {_said(key['additionalProperties'], shapes)}"
     else:
-        kind = {"object": "mapping", "string": "text"}.get(key.get("type", ""), key.get("type", "anything"))
+        kind = {"object": "mapping", "string": "text"}.get(
+            key.get("type", ""), key.get("type", "anything")
+        )
     bounds = [f"{word} {in_units(key[name], {})}" for name, word in BOUNDS.items() if name in key]
     return ", ".join((kind.replace("integer or number", "number"), *bounds))
 

@@ -1,7 +1,9 @@
-"""A hook of MkDocs: links from pages to files of the repository lead to copies of these in the site.
+"""A hook of MkDocs: links from pages to files of the repository lead to copies of these in the
+site.
 
-``../README.md`` becomes the page ``repository/README.md``, ``../deploy/rules.yml`` ``repository/deploy/rules.yml``,
-and a folder the list of its files. So every link of the documentation works in the repository and in the site alike.
+``../README.md`` becomes the page ``repository/README.md``, ``../deploy/rules.yml``
+``repository/deploy/rules.yml``, and a folder the list of its files. So every link of the
+documentation works in the repository and in the site alike.
 """
 
 import re
@@ -17,7 +19,9 @@ OWN_LINK = re.compile(r"\]\((?!docs/|[a-z]+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a copy of every file outside of docs/ that a page links to, and of what a copied page links to."""
+    """Add a copy of every file outside of docs/ that a page links to, and of what a copied page
+    links to.
+    """
     linked: set[str] = set()
     for file in files.documentation_pages():
         linked.update(LINK.findall(Path(file.abs_src_path or "").read_text(encoding="utf-8")))
@@ -26,7 +30,11 @@ def on_files(files: Files, config: Any) -> Files:
             linked.update(OWN_LINK.findall((ROOT / name).read_text(encoding="utf-8")))
     for name in sorted(linked):
         path = ROOT / name
-        members = [each for each in sorted(path.rglob("*")) if each.is_file()] if path.is_dir() else [path]
+        members = (
+            [each for each in sorted(path.rglob("*")) if each.is_file()]
+            if path.is_dir()
+            else [path]
+        )
         members = [each for each in members if "__pycache__" not in each.parts]
         for member in members:
             copy = f"{COPIES}/{member.relative_to(ROOT).as_posix()}"
@@ -52,7 +60,11 @@ def _copy_of(name: str) -> str:
 def _text(path: Path) -> str:
     """A file; what a page at the repository's top links to below docs/ is the site's own page."""
     text = path.read_text(encoding="utf-8")
-    return re.sub(r"\]\(docs/", "](../", text) if path.suffix == ".md" and path.parent == ROOT else text
+    return (
+        re.sub(r"\]\(docs/", "](../", text)
+        if path.suffix == ".md" and path.parent == ROOT
+        else text
+    )
 
 
 def _listing(folder: Path, members: list[Path]) -> str:

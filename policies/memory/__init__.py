@@ -1,1 +1,3 @@
-"""The state of a task: the checkpoint that holds it, the notes that are taken, and how both are read from messages."""
+"""The state of a task: the checkpoint that holds it, the notes that are taken, and how both are
+read from messages.
+"""

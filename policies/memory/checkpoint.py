@@ -1,4 +1,6 @@
-"""Structured state that survives the window: a checkpoint, its JSON and Markdown, and what makes one valid."""
+"""Structured state that survives the window: a checkpoint, its JSON and Markdown, and what makes
+one valid.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +20,13 @@ MIN_GOAL = 24
 COUNTED = frozenset({"Open issues", SAID, "Success criteria"})
 """Sections of which a new window is told how many lines it does not see."""
 URGENT = ("In progress", "Open issues", SAID, "Success criteria")
-"""What a new window needs first after the goal; everything else follows in the order of the sections."""
-VERIFY = "Verify before relying on it: working directory, branch, files and services may have changed since."
+"""What a new window needs first after the goal; everything else follows in the order of the
+sections.
+"""
+VERIFY = (
+    "Verify before relying on it: working directory, branch, files and services may have changed"
+    " since."
+)
 
 
 class InvalidCheckpoint(PolicyError): ...
@@ -39,8 +46,8 @@ class Validity:
 class Checkpoint:
     """The state of one task at one moment; ``saved_at`` is UTC ISO 8601.
 
-    ``constraints`` are the user's words, never reworded. ``version`` grows with every save, ``window_id`` with every
-    window. ``marks`` are digests of some of the messages that were read.
+    ``constraints`` are the user's words, never reworded. ``version`` grows with every save,
+    ``window_id`` with every window. ``marks`` are digests of some of the messages that were read.
     """
 
     goal: str = ""
@@ -63,22 +70,32 @@ class Checkpoint:
         return tuple(s for s in self.subtasks if s.status is status)
 
     def advance(self, **changes: Any) -> "Checkpoint":
-        """A copy with ``changes``; the version grows by one where this checkpoint had been saved."""
+        """A copy with ``changes``; the version grows by one where this checkpoint had been
+        saved.
+        """
         return replace(self, version=self.version + 1 if self.saved_at else self.version, **changes)
 
     def saved(self, *, at: str) -> "Checkpoint":
         return replace(self, saved_at=at)
 
     def beside_goal(self) -> "Checkpoint":
-        """The same state for whoever sees the goal anyway: without it, and without the constraints that it holds."""
-        return replace(self, goal="", constraints=tuple(c for c in self.constraints if c not in self.goal))
+        """The same state for whoever sees the goal anyway: without it, and without the constraints
+        that it holds.
+        """
+        return replace(
+            self, goal="", constraints=tuple(c for c in self.constraints if c not in self.goal)
+        )
 
     def is_newer(self, other: "Checkpoint | None") -> bool:
-        """Whether this state may stand in place of ``other``: a higher version, and no earlier window."""
+        """Whether this state may stand in place of ``other``: a higher version, and no earlier
+        window.
+        """
         return other is None or (self.version > other.version and self.window_id >= other.window_id)
 
     def validate(self, *, after: "Checkpoint | None" = None) -> Validity:
-        """Errors (no goal, a version or window below 1, not newer than the state ``after``) and warnings."""
+        """Errors (no goal, a version or window below 1, not newer than the state ``after``) and
+        warnings.
+        """
         running = self.with_status(Status.IN_PROGRESS)
         follows = "" if after is None else f"window {after.window_id}, version {after.version}"
         errors = {
@@ -90,18 +107,25 @@ class Checkpoint:
             ),
         }
         warnings = {
-            "subtasks remain but none is in progress": bool(self.with_status(Status.PLANNED)) and not running,
+            "subtasks remain but none is in progress": (
+                bool(self.with_status(Status.PLANNED)) and not running
+            ),
             "more than one subtask is in progress": len(running) > 1,
             "a constraint stands twice": len(set(self.constraints)) != len(self.constraints),
         }
-        return Validity(tuple(e for e, holds in errors.items() if holds), tuple(w for w, h in warnings.items() if h))
+        return Validity(
+            tuple(e for e, holds in errors.items() if holds),
+            tuple(w for w, h in warnings.items() if h),
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Checkpoint":
-        """The checkpoint that ``text`` holds; unknown keys are ignored, wrong types raise InvalidCheckpoint."""
+        """The checkpoint that ``text`` holds; unknown keys are ignored, wrong types raise
+        InvalidCheckpoint.
+        """
         try:
             raw = json.loads(text)
         except ValueError as error:
@@ -109,7 +133,9 @@ class Checkpoint:
         if not isinstance(raw, dict):
             raise InvalidCheckpoint("not a JSON object")
         try:
-            known: dict[str, Any] = {f.name: _read(f.name, raw[f.name]) for f in fields(cls) if f.name in raw}
+            known: dict[str, Any] = {
+                f.name: _read(f.name, raw[f.name]) for f in fields(cls) if f.name in raw
+            }
             return cls(**known)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidCheckpoint(f"a field has the wrong type: {error}") from error
@@ -122,7 +148,10 @@ class Checkpoint:
         every = (
             ("Goal", (self.goal,) if self.goal else ()),
             (SAID, self.constraints),
-            ("Success criteria", tuple(c for c in self.success_criteria if c not in self.constraints)),
+            (
+                "Success criteria",
+                tuple(c for c in self.success_criteria if c not in self.constraints),
+            ),
             ("In progress", tuple(s.text for s in self.with_status(Status.IN_PROGRESS))),
             ("Open issues", self.open_issues),
             ("TODO (not done)", tuple(f"TODO: {s.text}" for s in planned)),
@@ -133,7 +162,11 @@ class Checkpoint:
             ("Notes", self.notes),
             (
                 "Identifiers",
-                tuple(f"{i.value} ({i.label})" if i.label else i.value for i in self.identifiers if i.shown),
+                tuple(
+                    f"{i.value} ({i.label})" if i.label else i.value
+                    for i in self.identifiers
+                    if i.shown
+                ),
             ),
             ("Narrative", (self.narrative,) if self.narrative else ()),
         )
@@ -143,26 +176,41 @@ class Checkpoint:
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
         parts = [f"# Checkpoint: window {self.window_id}, version {self.version}{stamp}"]
         for title, lines in self.sections():
-            body = "\n".join(lines) if title in {"Goal", "Narrative"} else "\n".join(f"- {line}" for line in lines)
+            body = (
+                "\n".join(lines)
+                if title in {"Goal", "Narrative"}
+                else "\n".join(f"- {line}" for line in lines)
+            )
             parts.append(f"## {title}\n\n{body}")
         return "\n\n".join(parts) + "\n"
 
     def bootstrap(self, *, max_tokens: int, counter: TokenCounter, ref: str = "") -> str:
-        """What a new window starts from, at most ``max_tokens``; empty where not even its first line fits.
+        """What a new window starts from, at most ``max_tokens``; empty where not even its first
+        line fits.
 
-        Goal, current subtask, open issues, constraints and criteria come first, the rest as room allows. A goal that
-        would take more than half is cut in the middle and names ``ref``.
+        Goal, current subtask, open issues, constraints and criteria come first, the rest as room
+        allows. A goal that would take more than half is cut in the middle and names ``ref``.
         """
         stamp = f", saved {self.saved_at}" if self.saved_at else ""
         page = _BootstrapPage(counter, max_tokens)
-        header = f"Resuming from checkpoint: window {self.window_id}, version {self.version}{stamp}. {VERIFY}"
+        header = (
+            f"Resuming from checkpoint: window {self.window_id}, version {self.version}{stamp}."
+            f" {VERIFY}"
+        )
         if not page.add(header):
             return ""
         sections = dict(self.sections())
         page.hold(SAID, len(self.constraints))
-        rest = sum(page.cost(title, line) for title, lines in sections.items() if title != "Goal" for line in lines)
+        rest = sum(
+            page.cost(title, line)
+            for title, lines in sections.items()
+            if title != "Goal"
+            for line in lines
+        )
         where = ref or f"checkpoint {self.window_id}.{self.version}"
-        goal = _fitted(self.goal, max(int(GOAL_SHARE * max_tokens), page.left - rest), page=page, ref=where)
+        goal = _fitted(
+            self.goal, max(int(GOAL_SHARE * max_tokens), page.left - rest), page=page, ref=where
+        )
         if page.write("Goal", (goal,) if goal else ()) and goal == self.goal:
             for title in (SAID, "Success criteria"):
                 sections[title] = tuple(c for c in sections.get(title, ()) if c not in goal)
@@ -177,13 +225,15 @@ class Checkpoint:
         base = previous or Checkpoint(version=0, window_id=0)
         changes: dict[str, object] = {}
         for name in (f.name for f in fields(self) if f.name != "marks"):
-            old, new = getattr(base, name), getattr(self, name)
+            old = getattr(base, name)
+            new = getattr(self, name)
             if old == new:
                 continue
             if name == "subtasks":
                 changes[name] = _subtask_changes(old, new)
             elif isinstance(new, tuple):
-                before, after = [_line(v) for v in old], [_line(v) for v in new]
+                before = [_line(v) for v in old]
+                after = [_line(v) for v in new]
                 changes[name] = {
                     "added": [v for v in after if v not in before],
                     "removed": [v for v in before if v not in after],
@@ -229,7 +279,8 @@ class _BootstrapPage:
     def write(self, title: str, lines: Sequence[str]) -> bool:
         told = title in COUNTED
         reserve = self.cost(title, _unseen(len(lines), title)) if told else 0
-        heading, missing = f"\n{title}:", 0
+        heading = f"\n{title}:"
+        missing = 0
         for number, line in enumerate(lines):
             if line == VERIFY:
                 continue
@@ -262,11 +313,16 @@ def _unseen(number: int, title: str) -> str:
 
 
 def _subtask_changes(old: Sequence[Subtask], new: Sequence[Subtask]) -> dict[str, list[str]]:
-    before, after = {s.text: s.status for s in old}, {s.text: s.status for s in new}
+    before = {s.text: s.status for s in old}
+    after = {s.text: s.status for s in new}
     return {
         "added": [f"{status}: {text}" for text, status in after.items() if text not in before],
         "removed": [f"{status}: {text}" for text, status in before.items() if text not in after],
-        "changed": [f"{status}: {text}" for text, status in after.items() if before.get(text, status) is not status],
+        "changed": [
+            f"{status}: {text}"
+            for text, status in after.items()
+            if before.get(text, status) is not status
+        ],
     }
 
 
@@ -302,7 +358,9 @@ def _decision(value: Mapping[str, object]) -> TaskDecision:
     against = value.get("alternatives", ())
     if not isinstance(against, Sequence) or isinstance(against, str):
         raise TypeError("alternatives is not a list")
-    return TaskDecision(_text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against))
+    return TaskDecision(
+        _text(value["text"]), _text(value.get("rationale", "")), tuple(_text(v) for v in against)
+    )
 
 
 def _object(value: object) -> Mapping[str, object]:

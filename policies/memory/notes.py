@@ -1,9 +1,11 @@
-"""Notes on a conversation, and its lists of what is to do: as its tools and people write them, as a model takes them.
+"""Notes on a conversation, and its lists of what is to do: as its tools and people write them, as a
+model takes them.
 
-A note has to be of use to somebody who has read nothing else: what, where, under which conditions, which cause. Tools
-differ in how they give a list: ``todos: [{content, status}]``, ``plan: [{step, status}]``, ``todoList: [{title,
-status}]``, items with a flag ``done``, or one text of Markdown checkboxes; some send only what changed (``merge``). An
-unknown status is *planned*: what nobody said was done is not.
+A note has to be of use to somebody who has read nothing else: what, where, under which conditions,
+which cause. Tools differ in how they give a list: ``todos: [{content, status}]``, ``plan: [{step,
+status}]``, ``todoList: [{title, status}]``, items with a flag ``done``, or one text of Markdown
+checkboxes; some send only what changed (``merge``). An unknown status is *planned*: what nobody
+said was done is not.
 """
 
 import re
@@ -38,7 +40,9 @@ MIN_REST = 50
 FENCES = frozenset({"note", "notes", "todo", "decision", "adr"})
 """Words behind three back quotes that begin a note in an answer."""
 MAX_NOTE_LEN = 600
-FROM_TOOL, FROM_FENCE, FROM_MODEL = "tool", "fence", "model"
+FROM_TOOL = "tool"
+FROM_FENCE = "fence"
+FROM_MODEL = "model"
 _ALSO = {
     "task_progress": "progress task todo status",
     "decisions": "decision adr",
@@ -47,12 +51,26 @@ _ALSO = {
     "learnings": "learning lesson insight",
     "misc": "",
 }
-_CATEGORY_OF = {word: category for category, words in _ALSO.items() for word in (category, *words.split())}
+_CATEGORY_OF = {
+    word: category for category, words in _ALSO.items() for word in (category, *words.split())
+}
 _FENCED = re.compile(
-    r"^[ \t]{0,3}```[ \t]*([A-Za-z]{2,20})\b([^\n`]{0,120})\n([\s\S]{0,8000}?)^[ \t]{0,3}```", re.MULTILINE
+    r"^[ \t]{0,3}```[ \t]*([A-Za-z]{2,20})\b([^\n`]{0,120})\n([\s\S]{0,8000}?)^[ \t]{0,3}```",
+    re.MULTILINE,
 )
 _BEFORE_NOTE = re.compile(r"\A\s*(?:[-*•+]|\d{1,3}[.)])\s+")
-_SAYS = ("text", "note", "content", "body", "message", "value", "memory", "entry", "description", "fact")
+_SAYS = (
+    "text",
+    "note",
+    "content",
+    "body",
+    "message",
+    "value",
+    "memory",
+    "entry",
+    "description",
+    "fact",
+)
 _TITLED = ("title", "key", "name", "subject")
 _FILED = ("category", "type", "kind", "tag", "section")
 _RANKED = ("importance", "priority", "level", "severity")
@@ -74,7 +92,9 @@ def notes_in(sources: Sequence[Source]) -> tuple[Note, ...]:
     found: list[Note] = []
     for _, call in _calls_in(sources):
         made = _list_in_call(call.arguments)
-        found += [_list_note(made.subtasks, FROM_TOOL)] if made is not None else _in_call(call.arguments)
+        found += (
+            [_list_note(made.subtasks, FROM_TOOL)] if made is not None else _in_call(call.arguments)
+        )
     for source in sources:
         if source.role == "assistant" and not source.is_result and "```" in source.text:
             found += _in_fences(source.text)
@@ -91,11 +111,19 @@ def _in_call(arguments: str) -> list[Note]:
     raw = parse(arguments)
     if not isinstance(raw, Mapping):
         return []
-    said, titled = _first(raw, _SAYS), _first(raw, _TITLED)
+    said = _first(raw, _SAYS)
+    titled = _first(raw, _TITLED)
     text = f"{titled}: {said}" if titled and said and titled not in said else said or titled
     if not text:
         return []
-    return [Note(category_of(_first(raw, _FILED)), importance_of(_first(raw, _RANKED)), _one_line(text), FROM_TOOL)]
+    return [
+        Note(
+            category_of(_first(raw, _FILED)),
+            importance_of(_first(raw, _RANKED)),
+            _one_line(text),
+            FROM_TOOL,
+        )
+    ]
 
 
 def _first(raw: Mapping[str, object], names: Sequence[str]) -> str:
@@ -104,11 +132,15 @@ def _first(raw: Mapping[str, object], names: Sequence[str]) -> str:
 
 def _in_fences(text: str) -> Iterator[Note]:
     for match in _FENCED.finditer(text):
-        word, options, body = match.group(1).lower(), match.group(2), match.group(3).strip()
+        word = match.group(1).lower()
+        options = match.group(2)
+        body = match.group(3).strip()
         if word not in FENCES or not body:
             continue
         listed = _BULLET.findall(body)[:MAX_ITEMS] if word.startswith("todo") else ()
-        subtasks = _boxes_in(body, bare=True) or tuple(Subtask(_subtask_line(words)) for words in listed)
+        subtasks = _boxes_in(body, bare=True) or tuple(
+            Subtask(_subtask_line(words)) for words in listed
+        )
         lines = read_notes(body)
         if subtasks:
             yield _list_note(subtasks, FROM_FENCE)
@@ -116,7 +148,9 @@ def _in_fences(text: str) -> Iterator[Note]:
             yield from (replace(note, source=FROM_FENCE) for note in lines)
         else:
             words = re.findall(r"[A-Za-z_-]+", options)
-            category = next((c for w in words if (c := category_of(w)) != "misc"), category_of(word))
+            category = next(
+                (c for w in words if (c := category_of(w)) != "misc"), category_of(word)
+            )
             importance = next((w.lower() for w in words if w.lower() in IMPORTANCE), "normal")
             yield Note(category, importance, _one_line(body), FROM_FENCE)
 
@@ -134,7 +168,10 @@ def read_notes(text: str) -> tuple[Note, ...]:
         if len(cells) < 3 or not re.fullmatch(r"[A-Za-z][\w -]{0,30}", cells[0]):
             continue
         said = _one_line(cells[2])
-        if said.strip("-: .").lower() in {"", "none", "text", "n/a"} or cells[1].lower() == "importance":
+        if (
+            said.strip("-: .").lower() in {"", "none", "text", "n/a"}
+            or cells[1].lower() == "importance"
+        ):
             continue
         found.append(Note(category_of(cells[0]), importance_of(cells[1]), said, FROM_MODEL))
     return tuple(found)
@@ -151,7 +188,9 @@ def flaw(note: Note) -> str:
 
 
 def _current(notes: Sequence[Note]) -> list[Note]:
-    """The notes that still hold, in order: of those with the same key or the same words the newest, one list."""
+    """The notes that still hold, in order: of those with the same key or the same words the newest,
+    one list.
+    """
     newest: dict[tuple[str, str], Note] = {}
     for note in notes:
         if not note.text.strip():
@@ -163,16 +202,22 @@ def _current(notes: Sequence[Note]) -> list[Note]:
 
 
 def _key(note: Note) -> str:
-    if note.category == "task_progress" and note.source in {FROM_TOOL, FROM_FENCE} and _LIST.match(note.text):
+    if (
+        note.category == "task_progress"
+        and note.source in {FROM_TOOL, FROM_FENCE}
+        and _LIST.match(note.text)
+    ):
         return "the list"
     keyed = _KEY.match(note.text)
     return normal(keyed.group(1) if keyed else note.text)
 
 
 def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounter) -> str:
-    """The notes that hold within ``max_tokens``, under a heading a category; empty where there are none or no room.
+    """The notes that hold within ``max_tokens``, under a heading a category; empty where there are
+    none or no room.
 
-    Critical notes have room before all others; within a category the more important come first, then the newer.
+    Critical notes have room before all others; within a category the more important come first,
+    then the newer.
     """
     newest_first = _current(notes)[::-1]
     order = sorted(newest_first, key=lambda note: (_place(note), _rank(note)))
@@ -189,14 +234,19 @@ def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounte
             left -= cost
             chosen.append(note)
             headed.add(place)
-    while counter.count(text := _page([note for note in order if note in chosen])) > max_tokens and chosen:
+    while (
+        counter.count(text := _page([note for note in order if note in chosen])) > max_tokens
+        and chosen
+    ):
         chosen.pop()
     return text
 
 
 def _page(notes: Sequence[Note]) -> str:
     parts = groupby(notes, key=_place)
-    return "\n".join(line for place, held in parts for line in (_heading(place), *map(_shown, held)))
+    return "\n".join(
+        line for place, held in parts for line in (_heading(place), *map(_shown, held))
+    )
 
 
 def _place(note: Note) -> int:
@@ -219,18 +269,58 @@ def _shown(note: Note) -> str:
 MAX_SUBTASK_LEN = 200
 MAX_ITEMS = 100
 MAX_DONE = 20
-_LISTS = ("todos", "plan", "items", "tasks", "todoList", "todo_list", "steps", "subtasks", "checklist", "list")
-_TEXTS = ("content", "step", "title", "text", "task", "description", "name", "subject", "item", "todo", "label")
+_LISTS = (
+    "todos",
+    "plan",
+    "items",
+    "tasks",
+    "todoList",
+    "todo_list",
+    "steps",
+    "subtasks",
+    "checklist",
+    "list",
+)
+_TEXTS = (
+    "content",
+    "step",
+    "title",
+    "text",
+    "task",
+    "description",
+    "name",
+    "subject",
+    "item",
+    "todo",
+    "label",
+)
 _FLAGS = ("done", "completed", "complete", "checked", "finished")
 _STATUS = {
-    **dict.fromkeys(("completed", "complete", "done", "finished", "closed", "resolved", "x", "success"), Status.DONE),
     **dict.fromkeys(
-        ("in_progress", "inprogress", "doing", "active", "current", "started", "running", "wip", "working"),
+        ("completed", "complete", "done", "finished", "closed", "resolved", "x", "success"),
+        Status.DONE,
+    ),
+    **dict.fromkeys(
+        (
+            "in_progress",
+            "inprogress",
+            "doing",
+            "active",
+            "current",
+            "started",
+            "running",
+            "wip",
+            "working",
+        ),
         Status.IN_PROGRESS,
     ),
 }
-_DROPPED = frozenset({"cancelled", "canceled", "deleted", "removed", "skipped", "abandoned", "obsolete"})
-_BOX = re.compile(r"^[ \t]{0,12}((?:[-*+•]|\d{1,3}[.)])[ \t]+)?\[([ xX~>/-])\][ \t]+(\S.{0,400})$", re.MULTILINE)
+_DROPPED = frozenset(
+    {"cancelled", "canceled", "deleted", "removed", "skipped", "abandoned", "obsolete"}
+)
+_BOX = re.compile(
+    r"^[ \t]{0,12}((?:[-*+•]|\d{1,3}[.)])[ \t]+)?\[([ xX~>/-])\][ \t]+(\S.{0,400})$", re.MULTILINE
+)
 _BULLET = re.compile(r"^[ \t]{0,12}(?:[-*+•]|\d{1,3}[.)])[ \t]+(\S.{0,400})$", re.MULTILINE)
 _LAST_NAME = re.compile(r"(?:__|[./:])")
 
@@ -250,13 +340,18 @@ class _TodoList:
 
     @property
     def subtasks(self) -> tuple[Subtask, ...]:
-        return tuple(Subtask(i.text, i.status or Status.PLANNED) for i in self.items if i.text and not i.dropped)
+        return tuple(
+            Subtask(i.text, i.status or Status.PLANNED)
+            for i in self.items
+            if i.text and not i.dropped
+        )
 
 
 def subtasks_of(sources: Sequence[Source], *, known: Sequence[Subtask] = ()) -> tuple[Subtask, ...]:
     """The subtasks as the newest lists leave them, from ``known`` on.
 
-    What a tool's list leaves out is gone, unless it is done; checkboxes in a text only change and add.
+    What a tool's list leaves out is gone, unless it is done; checkboxes in a text only change and
+    add.
     """
     board = {normal(s.text): s for s in known}
     names: dict[str, str] = {}
@@ -277,9 +372,13 @@ def bounded(subtasks: Sequence[Subtask]) -> tuple[Subtask, ...]:
     return tuple(s for s in subtasks if id(s) not in old)
 
 
-def _posted(board: dict[str, Subtask], given: _TodoList, names: dict[str, str]) -> dict[str, Subtask]:
+def _posted(
+    board: dict[str, Subtask], given: _TodoList, names: dict[str, str]
+) -> dict[str, Subtask]:
     names |= {item.key: item.text for item in given.items if item.key and item.text}
-    new = dict(board) if given.merges else {k: s for k, s in board.items() if s.status is Status.DONE}
+    new = (
+        dict(board) if given.merges else {k: s for k, s in board.items() if s.status is Status.DONE}
+    )
     if not given.merges:
         for item in given.items:
             new.pop(normal(item.text), None)
@@ -295,7 +394,9 @@ def _posted(board: dict[str, Subtask], given: _TodoList, names: dict[str, str]) 
 
 
 def _takes_notes(name: str) -> bool:
-    """Whether a tool is one of :data:`TOOLS`, alone or after a server's name (``mcp__desk__save_note``)."""
+    """Whether a tool is one of :data:`TOOLS`, alone or after a server's name
+    (``mcp__desk__save_note``).
+    """
     name = name.lower()
     return name in TOOLS or _LAST_NAME.split(name)[-1] in TOOLS
 
@@ -307,13 +408,19 @@ def _calls_in(sources: Sequence[Source]) -> Iterator[tuple[int, ToolCall]]:
             if _takes_notes(call.name):
                 told.add((call.name, call.arguments))
                 yield source.position, call
-        if source.tool and (source.tool, source.arguments) not in told and _takes_notes(source.tool):
+        if (
+            source.tool
+            and (source.tool, source.arguments) not in told
+            and _takes_notes(source.tool)
+        ):
             yield source.position, ToolCall("", source.tool, source.arguments)
 
 
 def _list_in_call(arguments: str) -> _TodoList | None:
     raw = parse(arguments)
-    merges = isinstance(raw, Mapping) and (raw.get("merge") is True or raw.get("operation") in ("update", "merge"))
+    merges = isinstance(raw, Mapping) and (
+        raw.get("merge") is True or raw.get("operation") in ("update", "merge")
+    )
     for value in _candidates(raw):
         if isinstance(value, str):
             items = [_Item("", s.text, s.status) for s in _boxes_in(value, bare=True)]
@@ -329,7 +436,11 @@ def _list_in_call(arguments: str) -> _TodoList | None:
 def _candidates(raw: object) -> Iterator[object]:
     if isinstance(raw, Mapping):
         yield from [raw[name] for name in _LISTS if name in raw]
-        yield from (v for v in raw.values() if isinstance(v, list) and any(isinstance(e, Mapping) for e in v))
+        yield from (
+            v
+            for v in raw.values()
+            if isinstance(v, list) and any(isinstance(e, Mapping) for e in v)
+        )
     elif isinstance(raw, list):
         yield raw
 
@@ -361,7 +472,8 @@ def _boxes_in(text: str, *, bare: bool = False) -> tuple[Subtask, ...]:
     found = [(mark, words) for bullet, mark, words in _BOX.findall(text) if bullet or bare]
     marks = {"x": Status.DONE, "X": Status.DONE, " ": Status.PLANNED}
     return tuple(
-        Subtask(_subtask_line(words), marks.get(mark, Status.IN_PROGRESS)) for mark, words in found[:MAX_ITEMS]
+        Subtask(_subtask_line(words), marks.get(mark, Status.IN_PROGRESS))
+        for mark, words in found[:MAX_ITEMS]
     )
 
 

@@ -1,9 +1,10 @@
-"""The structured state of a task: read from messages by code as a delta on the last one, then merged with what a model
-adds.
+"""The structured state of a task: read from messages by code as a delta on the last one, then
+merged with what a model adds.
 
-The user's statements stand word for word, a status comes from a list, an issue is the line that a tool printed, and
-decisions and learnings are what a note says. Nothing of it is guessed from the words of a language. What a model or
-another conversation added to the last state that was saved is not lost.
+The user's statements stand word for word, a status comes from a list, an issue is the line that a
+tool printed, and decisions and learnings are what a note says. Nothing of it is guessed from the
+words of a language. What a model or another conversation added to the last state that was saved is
+not lost.
 """
 
 import re
@@ -60,7 +61,8 @@ def read_state(
     previous: Checkpoint | None = None,
     readings: Readings | None = None,
 ) -> Checkpoint:
-    """The state of a task after these messages; of messages that ``previous`` has read already nothing is read again.
+    """The state of a task after these messages; of messages that ``previous`` has read already
+    nothing is read again.
 
     Identifiers are not read here: they are what an extract finds most telling.
     """
@@ -69,15 +71,22 @@ def read_state(
     new = [s for s in sources if s.position > until]
     task = base.goal or goal or next((s.text for s in sources if s.is_users), "")
     before = [] if base.goal or any(s.text == task for s in new) else [Source(-1, "user", task)]
-    notes, readings = notes_in(new), Readings() if readings is None else readings
+    notes = notes_in(new)
+    readings = Readings() if readings is None else readings
     errors = _errors(new)
-    others = [f"{n.category}: {n.text}" for n in notes if n.category not in {"task_progress", "decisions", "learnings"}]
+    others = [
+        f"{n.category}: {n.text}"
+        for n in notes
+        if n.category not in {"task_progress", "decisions", "learnings"}
+    ]
     stated = _stated([*before, *new])
     decided = [_decision(text) for text in (*_texts(notes, "decisions"), *stated["decision"])]
     return base.advance(
         goal=task,
         success_criteria=_newest(base.success_criteria, stated["criteria"], most=MAX_NOTES),
-        constraints=_statements([*before, *new], goal=task, known=base.constraints, readings=readings),
+        constraints=_statements(
+            [*before, *new], goal=task, known=base.constraints, readings=readings
+        ),
         subtasks=subtasks_of(new, known=base.subtasks),
         decisions=_with_decisions(base.decisions, decided),
         open_issues=_open_issues(new, errors, known=base.open_issues),
@@ -89,7 +98,9 @@ def read_state(
 
 
 def milestone(new: Sequence[Source], *, state: Checkpoint | None) -> str | None:
-    """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state`` does not."""
+    """``subtask_done``, ``decision`` or ``blocker`` where these messages hold one that ``state``
+    does not.
+    """
     known = state or Checkpoint()
     done = {normal(s.text) for s in known.with_status(Status.DONE)}
     listed = subtasks_of([s for s in new if s.role != "user"], known=known.subtasks)
@@ -113,7 +124,9 @@ _AGAINST = re.compile(r"[,;]? (?:instead of|rather than) ", re.IGNORECASE)
 
 
 def _stated(sources: Sequence[Source]) -> dict[str, list[str]]:
-    """What stands behind a label in what was said, on its line or as a list below; of a model its decisions alone."""
+    """What stands behind a label in what was said, on its line or as a list below; of a model its
+    decisions alone.
+    """
     found: dict[str, list[str]] = {"criteria": [], "environment": [], "decision": []}
     for source in sources:
         if source.is_result or source.role not in {"user", "assistant"} or ":" not in source.text:
@@ -165,7 +178,9 @@ def _newest(known: Sequence[str], texts: Sequence[str], *, most: int) -> tuple[s
     return tuple(board.values())[-most:]
 
 
-def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision]) -> tuple[TaskDecision, ...]:
+def _with_decisions(
+    known: Sequence[TaskDecision], made: Sequence[TaskDecision]
+) -> tuple[TaskDecision, ...]:
     board = list(known)
     for decision in made:
         if not any(_alike(decision.text, other.text) for other in board):
@@ -174,26 +189,42 @@ def _with_decisions(known: Sequence[TaskDecision], made: Sequence[TaskDecision])
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two entries say the same: the same words, one within the other, or most terms in common."""
-    first, second = normal(_bare(one)), normal(_bare(other))
-    if first == second or (min(len(first), len(second)) >= MIN_PART_LEN and (first in second or second in first)):
+    """Whether two entries say the same: the same words, one within the other, or most terms in
+    common.
+    """
+    first = normal(_bare(one))
+    second = normal(_bare(other))
+    if first == second or (
+        min(len(first), len(second)) >= MIN_PART_LEN and (first in second or second in first)
+    ):
         return True
-    mine, yours = set(terms_of(first)), set(terms_of(second))
+    mine = set(terms_of(first))
+    yours = set(terms_of(second))
     return bool(mine and yours) and len(mine & yours) >= ALIKE * len(mine | yours)
 
 
 def known_until(sources: Sequence[Source], marks: Sequence[str]) -> int:
-    """The highest position that a state with these marks has read; -1 where it read another history."""
+    """The highest position that a state with these marks has read; -1 where it read another
+    history.
+    """
     agree, differ, newest = _compared(sources, marks)
-    return newest if agree and not differ else max([p for p in agree if p < min(differ)], default=-1)
+    return (
+        newest if agree and not differ else max([p for p in agree if p < min(differ)], default=-1)
+    )
 
 
 def _compared(sources: Sequence[Source], marks: Sequence[str]) -> tuple[list[int], list[int], int]:
-    """The positions at which a message is the one that was marked, those where it is another, and the last mark's."""
+    """The positions at which a message is the one that was marked, those where it is another, and
+    the last mark's.
+    """
     at = {s.position: s for s in sources if s.role != DATA}
     told = [(int(p), digest) for p, _, digest in (m.partition(":") for m in marks) if p.isdigit()]
     same = {p: _digest(at[p]) == digest for p, digest in told if p in at}
-    return [p for p in same if same[p]], [p for p in same if not same[p]], max((p for p, _ in told), default=-1)
+    return (
+        [p for p in same if same[p]],
+        [p for p in same if not same[p]],
+        max((p for p, _ in told), default=-1),
+    )
 
 
 def _digest(source: Source) -> str:
@@ -202,7 +233,9 @@ def _digest(source: Source) -> str:
 
 
 def _marks(sources: Sequence[Source], marks: Sequence[str], *, until: int) -> tuple[str, ...]:
-    """A few of the messages that have been read by now: the first ones, some between, and the newest last."""
+    """A few of the messages that have been read by now: the first ones, some between, and the
+    newest last.
+    """
     sources = [source for source in sources if source.role != DATA]
     if not sources or (until >= 0 and sources[-1].position <= until):
         return tuple(marks)
@@ -210,16 +243,19 @@ def _marks(sources: Sequence[Source], marks: Sequence[str], *, until: int) -> tu
     chosen = {*range(min(MARKS, len(sources))), *range(0, len(sources), step)}
     chosen |= set(range(max(0, len(sources) - MARKS), len(sources)))
     own = {sources[i].position: f"{sources[i].position}:{_digest(sources[i])}" for i in chosen}
-    kept = {int(m.partition(":")[0]): m for m in marks if until >= 0 and m.partition(":")[0].isdigit()}
+    kept = {
+        int(m.partition(":")[0]): m for m in marks if until >= 0 and m.partition(":")[0].isdigit()
+    }
     both = {p: m for p, m in kept.items() if p <= until} | own
     order = sorted(both)
     few = order if len(order) <= 4 * MARKS else [*order[: 2 * MARKS], *order[-2 * MARKS :]]
     return tuple(both[p] for p in few)
 
 
-# What the user said: whole sentences, byte for byte, in order; a statement never without the later one about the same.
-# They are chosen as an extract is, by how much they tell in this conversation, so that a rule weighs the same in every
-# language. Nothing is declared out of date: the order tells what holds.
+# What the user said: whole sentences, byte for byte, in order; a statement never without the later
+# one about the same. They are chosen as an extract is, by how much they tell in this conversation,
+# so that a rule weighs the same in every language. Nothing is declared out of date: the order tells
+# what holds.
 
 MAX_SENTENCES = 60
 MAX_TOKENS = 1_000
@@ -229,7 +265,9 @@ TOKENS_PER_LINE = 12
 IN_GOAL = 0.5
 """What a sentence counts that the goal holds as well."""
 KNOWN = 2.0
-"""What one counts that has been chosen before: a statement that told much does not give way to the next small talk."""
+"""What one counts that has been chosen before: a statement that told much does not give way to the
+next small talk.
+"""
 MIN_TERMS = 2
 MIN_LETTERS = 0.5
 """Share of letters below which a line was printed by a program rather than said."""
@@ -242,16 +280,25 @@ def _statements(
     if not spoken:
         return tuple(known)
     every = [*(Source(-1, "user", line, tokens=_tokens(line)) for line in known), *spoken]
-    read = [*(_undivided(source) for source in every[: len(known)]), *(readings.of(source) for source in spoken)]
+    read = [
+        *(_undivided(source) for source in every[: len(known)]),
+        *(readings.of(source) for source in spoken),
+    ]
     weights = Weights.over(read)
-    items = _each_once([i for i in candidates(every, read, weights) if not i.segment.key and _states(i.segment)])
+    items = _each_once(
+        [i for i in candidates(every, read, weights) if not i.segment.key and _states(i.segment)]
+    )
     for item in items:
         item.cost = _tokens(item.segment.text) + TOKENS_PER_LINE
-        item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (KNOWN if item.source < len(known) else 1.0)
+        item.factor *= (IN_GOAL if item.segment.text in goal else 1.0) * (
+            KNOWN if item.source < len(known) else 1.0
+        )
     links = Links(items, every)
     chosen: list[int] = []
     left = MAX_TOKENS
-    for group in choose(items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, weights=weights, links=links):
+    for group in choose(
+        items, MAX_TOKENS + TOKENS_PER_LINE * MAX_SENTENCES, weights=weights, links=links
+    ):
         left -= sum(_tokens(items[n].segment.text) for n in group)
         if left < 0 or len(chosen) + len(group) > MAX_SENTENCES:
             break
@@ -288,12 +335,15 @@ def _each_once(items: Sequence[Item]) -> list[Item]:
     return list(newest.values())
 
 
-# What is still wrong: the last error of each call that has not succeeded since, by what programs print. An issue is the
-# line that names the error behind the call that showed it: ``run_tests(tests/a.py): KeyError: 'x'``.
+# What is still wrong: the last error of each call that has not succeeded since, by what programs
+# print. An issue is the line that names the error behind the call that showed it:
+# ``run_tests(tests/a.py): KeyError: 'x'``.
 
 MAX_ISSUES = 8
 ALL_READ = 4_000
-"""Characters of an output that is read whole; of a longer one its last lines, where programs say what went wrong."""
+"""Characters of an output that is read whole; of a longer one its last lines, where programs say
+what went wrong.
+"""
 LAST_LINES = 30
 MIN_ERROR_STATUS = 400
 _ERRORS = ("error", "errors", "exception", "error_message", "errormessage")
@@ -303,7 +353,9 @@ _CODES = ("exit_code", "exitcode", "exit_status", "returncode", "return_code")
 _STATUSES = ("status", "status_code", "statuscode", "http_status")
 _MESSAGES = ("message", "detail", "stderr", "content", "text", "reason", "output", "code", "type")
 _FAILED = frozenset({"error", "failed", "failure"})
-_RAISED = re.compile(r"(?:E\s+)?(?:[\w.]*(?:Error|Exception)|panic|fatal)\b(?:\[\w+\])?(?::\s|\s*\Z)", re.IGNORECASE)
+_RAISED = re.compile(
+    r"(?:E\s+)?(?:[\w.]*(?:Error|Exception)|panic|fatal)\b(?:\[\w+\])?(?::\s|\s*\Z)", re.IGNORECASE
+)
 _REPORTED = re.compile(
     r"\A(?:[^\s:]+:(?:\d+:)*\s+)?(?:fatal |compile |syntax )?error\b\s*(?:\[\w+\])?:"
     r"|\A(?:FAILED|FAIL|ERROR|ERR!|npm ERR!|Traceback \()(?=\W|\Z)"
@@ -311,8 +363,22 @@ _REPORTED = re.compile(
     r"|\bexit(?:ed)?(?: with)?(?: code| status)?[:=]? ?-?[1-9]\d{0,2}\b|\b[1-9]\d* (?:failed|errors?)\b"
     r"|\AHTTP/[\d.]+ [45]\d\d\b|\b(?:HTTP|status(?: code)?)[ :=]{1,2}[45]\d\d\b|\A[45]\d\d (?:[A-Z][a-z]+ ?){1,4}\Z"
 )
-_TOLD_BY = ("error", "err!", "exception", "panic", "fatal", "fail", "traceback", "no such file", "not found",
-            "permission denied", "is a directory", "exit", "http", "status")  # fmt: skip
+_TOLD_BY = (
+    "error",
+    "err!",
+    "exception",
+    "panic",
+    "fatal",
+    "fail",
+    "traceback",
+    "no such file",
+    "not found",
+    "permission denied",
+    "is a directory",
+    "exit",
+    "http",
+    "status",
+)
 """What such a line has one of, unless it begins with a status code."""
 
 
@@ -320,7 +386,9 @@ def _errors(sources: Sequence[Source]) -> dict[int, str]:
     return {s.position: _error_in(s.text) for s in sources if s.is_result and s.role != DATA}
 
 
-def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
+def _open_issues(
+    sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]
+) -> tuple[str, ...]:
     board: dict[str, tuple[str, str] | None] = dict.fromkeys(known)
     for source in sources:
         if not source.tool:
@@ -328,7 +396,9 @@ def _open_issues(sources: Sequence[Source], errors: Mapping[int, str], *, known:
         call = same_call(ToolCall("", source.tool, source.arguments))
         argument = key_argument(source.arguments) if source.arguments else ""
         named = f"{source.tool}({argument}): " if argument else f"{source.tool}: "
-        for text in [t for t, made in board.items() if made == call or (made is None and t.startswith(named))]:
+        for text in [
+            t for t, made in board.items() if made == call or (made is None and t.startswith(named))
+        ]:
             del board[text]
         if error := errors[source.position]:
             board[f"{named}{error}"] = call
@@ -377,13 +447,22 @@ def _message(named: object, values: Mapping[str, object]) -> str:
     if isinstance(named, str):
         return named
     within = named if isinstance(named, Mapping) else {}
-    texts = (v for place in (within, values) for key in _MESSAGES if isinstance(v := place.get(key), str) and v.strip())
+    texts = (
+        v
+        for place in (within, values)
+        for key in _MESSAGES
+        if isinstance(v := place.get(key), str) and v.strip()
+    )
     said = next(texts, "")
-    return said.strip().splitlines()[-1] if said else next((f"{k} {v}" for k, v in values.items()), "failed")
+    return (
+        said.strip().splitlines()[-1]
+        if said
+        else next((f"{k} {v}" for k, v in values.items()), "failed")
+    )
 
 
-# What holds around a task: directory, branch, files that were written, each with its message. Only what a program
-# reported or a call asked for counts; an answer's words about it do not.
+# What holds around a task: directory, branch, files that were written, each with its message. Only
+# what a program reported or a call asked for counts; an answer's words about it do not.
 
 MAX_FACTS = 20
 MAX_READ = 4_000
@@ -407,10 +486,14 @@ _PATHS = frozenset({"path", "file_path", "filename", "file", "target_file", "fil
 _POSITION = re.compile(r" \(message \d+\)\Z")
 
 
-def _environment(sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]) -> tuple[str, ...]:
+def _environment(
+    sources: Sequence[Source], errors: Mapping[int, str], *, known: Sequence[str]
+) -> tuple[str, ...]:
     board = {_key_of(line): line for line in known}
     for source in (each for each in sources if each.position in errors):
-        for name, value in _facts(source, has_failed=bool(errors[source.position])) if source.is_result else ():
+        for name, value in (
+            _facts(source, has_failed=bool(errors[source.position])) if source.is_result else ()
+        ):
             line = f"{name}: {value.rstrip('.,;:)')[:MAX_VALUE_LEN]} (message {source.position})"
             old = board.pop(_key_of(line), "")
             board[_key_of(line)] = old if _bare(old) == _bare(line) else line
@@ -455,14 +538,19 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
 def previous_state(known: ConversationState, sources: Sequence[Source] = ()) -> Checkpoint | None:
     """The state to go on from: this conversation's own, or the one that it resumed.
 
-    Runs that begin alike may share what is known of them for a while. A state that has read something else where
-    ``sources`` has its own messages is no other run's word here: its numbers are taken on, nothing that it says.
+    Runs that begin alike may share what is known of them for a while. A state that has read
+    something else where ``sources`` has its own messages is no other run's word here: its numbers
+    are taken on, nothing that it says.
     """
-    own, resumed = _checkpoint(known.checkpoint), _checkpoint(known.resumed)
+    own = _checkpoint(known.checkpoint)
+    resumed = _checkpoint(known.resumed)
     agree, differ, _ = _compared(sources, () if own is None else own.marks)
-    if own is None or not (agree and differ):  # where nothing agrees, what stands before it all has changed
+    # where nothing agrees, what stands before it all has changed
+    if own is None or not (agree and differ):
         return own or resumed
-    return replace(resumed or Checkpoint(), version=own.version, window_id=own.window_id, saved_at=own.saved_at)
+    return replace(
+        resumed or Checkpoint(), version=own.version, window_id=own.window_id, saved_at=own.saved_at
+    )
 
 
 def _checkpoint(text: str | None) -> Checkpoint | None:
@@ -483,7 +571,9 @@ def state_of(
     goal = "" if task is None else voices(transcript.read(task), "user")[0]
     previous = previous_state(known.at(len(transcript.chain)), sources)
     state = read_state(sources, goal=goal, previous=previous, readings=readings)
-    made = extract(sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings)
+    made = extract(
+        sources, max_tokens=IDENTIFIERS_OF, counter=counter, goal=goal, readings=readings
+    )
     cuts = [cut for cut in known.cuts if transcript.begins_with(cut.covers, cut.prefix)]
     told = next((cut.narrative for cut in reversed(cuts) if cut.narrative), state.narrative)
     return replace(state, identifiers=made.identifiers, narrative=told, version=known.next_version)
@@ -495,7 +585,8 @@ def milestone_of(transcript: Transcript, *, known: ConversationState) -> str | N
 
 
 def _sources(transcript: Transcript, *, since: int) -> list[Source]:
-    messages, first = transcript.messages, transcript.head + since
+    messages = transcript.messages
+    first = transcript.head + since
     begin = first
     while transcript.head < begin < len(messages) and messages[begin].is_result:
         begin -= 1  # to the message that made the calls
@@ -508,7 +599,9 @@ def notes_of(transcript: Transcript, *, known: ConversationState) -> tuple[Note,
     return notes_in(_sources(transcript, since=known.length))
 
 
-def wants_notes(transcript: Transcript, *, settings: ContextSettings, known: ConversationState) -> bool:
+def wants_notes(
+    transcript: Transcript, *, settings: ContextSettings, known: ConversationState
+) -> bool:
     first = settings.notes.extract_from
     if settings.summarizer is None or first is None:
         return False
@@ -523,7 +616,9 @@ def write_notes(
     transcript: Transcript, *, known: ConversationState, counter: TokenCounter, max_input: int
 ) -> Flow[tuple[Note, ...]]:
     steps = transcript.steps[-STEPS_BETWEEN:]
-    sources = _sources(transcript, since=steps[0].start - transcript.head if steps else known.length)
+    sources = _sources(
+        transcript, since=steps[0].start - transcript.head if steps else known.length
+    )
     written = yield from condense(
         lines_of(sources),
         prompt="notes",

@@ -1,7 +1,8 @@
-"""What a compaction keeps of a conversation, looked up without a model, and questions that a model is asked about it.
+"""What a compaction keeps of a conversation, looked up without a model, and questions that a model
+is asked about it.
 
-The contexts are what the client sent and what went up instead, both without the head. A question that code makes leaves
-a gap for the value that it asks for.
+The contexts are what the client sent and what went up instead, both without the head. A question
+that code makes leaves a gap for the value that it asks for.
 """
 
 import re
@@ -34,7 +35,9 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``expected`` are values that the answer has to have, where the whole conversation's answer has them."""
+    """``expected`` are values that the answer has to have, where the whole conversation's answer
+    has them.
+    """
 
     text: str
     dimension: Dimension = Dimension.FACTS
@@ -42,10 +45,17 @@ class Question:
 
 
 MINIMUM = (
-    Question("What is the goal of this conversation: what does the user want done?", Dimension.STATE),
-    Question("Which step is being worked on at the end, and what is to be done next?", Dimension.STATE),
+    Question(
+        "What is the goal of this conversation: what does the user want done?", Dimension.STATE
+    ),
+    Question(
+        "Which step is being worked on at the end, and what is to be done next?", Dimension.STATE
+    ),
     Question("Which decisions were made, and why?", Dimension.DECISIONS),
-    Question("What blocks the work or is unsolved: errors, open problems, missing answers?", Dimension.STATE),
+    Question(
+        "What blocks the work or is unsolved: errors, open problems, missing answers?",
+        Dimension.STATE,
+    ),
 )
 
 
@@ -64,7 +74,9 @@ class Contexts:
         return tuple(lines_of(self.sources))
 
 
-def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage], later: tuple[ToolCall, ...]) -> Contexts:
+def contexts_of(
+    transcript: Transcript, pieces: Sequence[PlannedMessage], later: tuple[ToolCall, ...]
+) -> Contexts:
     indices = range(transcript.head, len(transcript.messages))
     sources = tuple(sources_of(transcript, indices, transcript.calls))
     before = sum(transcript.messages[i].tokens for i in indices)
@@ -72,7 +84,11 @@ def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage], later:
     lines: list[MaterialLine] = []
     for piece in sent:
         if piece.index is None:
-            origin = "recalled earlier message" if piece.kind is EditKind.RECALL else "notes on earlier messages"
+            origin = (
+                "recalled earlier message"
+                if piece.kind is EditKind.RECALL
+                else "notes on earlier messages"
+            )
             lines.append(MaterialLine(origin, piece.text or ""))
         else:
             source = sources[piece.index - transcript.head]
@@ -81,7 +97,9 @@ def contexts_of(transcript: Transcript, pieces: Sequence[PlannedMessage], later:
 
 
 def questions_for(contexts: Contexts, *, count: int) -> tuple[Question, ...]:
-    """At most ``count`` questions: four that suit any conversation, and more about what was said in this one."""
+    """At most ``count`` questions: four that suit any conversation, and more about what was said in
+    this one.
+    """
     state = read_state(contexts.sources, goal="")
     kinds = (
         [_about_calls(tool, values) for tool, values in _used(contexts).items()],
@@ -94,14 +112,19 @@ def questions_for(contexts: Contexts, *, count: int) -> tuple[Question, ...]:
 
 
 def _about_calls(tool: str, values: Sequence[str]) -> Question:
-    text = f"Which identifiers did the conversation name that the tool {_quoted(tool)} needs? Name each of them."
+    text = (
+        f"Which identifiers did the conversation name that the tool {_quoted(tool)} needs? Name"
+        " each of them."
+    )
     return Question(text, Dimension.FACTS, tuple(values[:MAX_VALUES]))
 
 
 def _about(said: str, dimension: Dimension) -> Question:
     value = max(literals(said), key=len, default="")
     if value and len(said) <= MAX_QUOTE_LEN and value != said:
-        return Question(f"What stands in the gap: {_quoted(said.replace(value, '____'))}?", dimension, (value,))
+        return Question(
+            f"What stands in the gap: {_quoted(said.replace(value, '____'))}?", dimension, (value,)
+        )
     begin = _quoted(shorten(said, max(12, len(said) // 3)))
     return Question(f"What was said in full in the words that begin with {begin}?", dimension)
 
@@ -111,7 +134,9 @@ def _quoted(text: str) -> str:
 
 
 def _used(contexts: Contexts) -> dict[str, list[str]]:
-    """By tool the identifiers that its calls took from what was said before them, those of the newest call first."""
+    """By tool the identifiers that its calls took from what was said before them, those of the
+    newest call first.
+    """
     end = max((source.position for source in contexts.sources), default=0) + 1
     made = [(source.position, call) for source in contexts.sources for call in source.calls]
     found: dict[str, dict[str, None]] = {}
@@ -132,7 +157,9 @@ class Share:
     reachable: int = 0
 
     def __add__(self, other: "Share") -> "Share":
-        return Share(self.wanted + other.wanted, self.kept + other.kept, self.reachable + other.reachable)
+        return Share(
+            self.wanted + other.wanted, self.kept + other.kept, self.reachable + other.reachable
+        )
 
     @property
     def value(self) -> float | None:
@@ -145,9 +172,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is kept of each kind: ``facts`` are values that the conversation is known to need later, ``identifiers``
-    what its calls used and its user named, ``rules`` what the user stated; nothing is counted twice. ``missing`` are
-    those that are not kept.
+    """What is kept of each kind: ``facts`` are values that the conversation is known to need later,
+    ``identifiers`` what its calls used and its user named, ``rules`` what the user stated; nothing
+    is counted twice. ``missing`` are those that are not kept.
     """
 
     kinds: Mapping[str, Share] = field(default_factory=dict)
@@ -162,8 +189,11 @@ class Coverage:
         return sum(self.kinds.values(), Share())
 
 
-def coverage_of(contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = "") -> Coverage:
-    """Each of ``facts`` is kept if all of its values are; only what the whole context has is wanted.
+def coverage_of(
+    contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = ""
+) -> Coverage:
+    """Each of ``facts`` is kept if all of its values are; only what the whole context has is
+    wanted.
 
     ``archived`` is the text of originals that can be fetched back.
     """
@@ -178,11 +208,17 @@ def coverage_of(contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), arch
         there = len(wanted) - len(gone)
         return Share(len(wanted), there, there + sum(_has(archive, values) for values in gone))
 
-    needed = [values for values in dict.fromkeys(tuple(each) for each in facts if each) if _has(whole, values)]
+    needed = [
+        values
+        for values in dict.fromkeys(tuple(each) for each in facts if each)
+        if _has(whole, values)
+    ]
     known = {value.lower() for values in needed for value in values}
     users = (literals(source.text[:MAX_READ]) for source in contexts.sources if source.is_users)
     named = dict.fromkeys(chain(*_used(contexts).values(), *users))
-    others = [(v,) for v in named if v.lower() not in known and len(v) in VALUE_LEN and _has(whole, (v,))]
+    others = [
+        (v,) for v in named if v.lower() not in known and len(v) in VALUE_LEN and _has(whole, (v,))
+    ]
     rules = [(rule,) for rule in read_state(contexts.sources, goal="").constraints]
     kinds = {"facts": share(needed), "identifiers": share(others), "rules": share(rules)}
     return Coverage(kinds, tuple(missing))

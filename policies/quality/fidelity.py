@@ -1,11 +1,14 @@
-"""The flow of an evaluation: every question is answered from both contexts, then a third call compares the answers.
+"""The flow of an evaluation: every question is answered from both contexts, then a third call
+compares the answers.
 
-A context that is larger than the model's window is read in parts, and the answers from its parts are put together. The
-judge sees a question and two answers as fenced data and never the conversation. Code stands above it: an answer that
-does not say what the whole conversation's says is inconsistent, and so is one without a value that is known to belong
-in it. A verdict is one of three words, and ``unknown`` counts neither for nor against.
+A context that is larger than the model's window is read in parts, and the answers from its parts
+are put together. The judge sees a question and two answers as fenced data and never the
+conversation. Code stands above it: an answer that does not say what the whole conversation's says
+is inconsistent, and so is one without a value that is known to belong in it. A verdict is one of
+three words, and ``unknown`` counts neither for nor against.
 
-None of the prompts may hold a word that asks for notes: a model should not take it for a question to the summariser.
+None of the prompts may hold a word that asks for notes: a model should not take it for a question
+to the summariser.
 """
 
 import re
@@ -47,7 +50,8 @@ word is right. Where the answer is not in the material, write the two words {NOT
 
 ANSWER = Prompt(
     name="fidelity_answer",
-    system="You answer questions about a conversation from what you are given of it, and from nothing else. " + _DATA,
+    system="You answer questions about a conversation from what you are given of it, and from nothing else. "
+    + _DATA,
     instruction=f"""\
 Answer each of the numbered questions above from the part of a conversation above, in at most {{words}} words in all. \
 {_ONE_LINE}""",
@@ -76,7 +80,9 @@ VERDICT_TOKENS = 16
 MIN_ROOM = 100
 ALL_PARTS = 1_000_000
 MAX_READ_LEN = 4_000
-_NUMBERED = re.compile(r"^[\s*>#-]{0,8}(?:question |answer |q|a)?(\d{1,2})\s{0,2}[:.)\u2013-]\s{0,9}", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"^[\s*>#-]{0,8}(?:question |answer |q|a)?(\d{1,2})\s{0,2}[:.)\u2013-]\s{0,9}", re.IGNORECASE
+)
 _NOT_STATED = re.compile(r"\W{0,6}not[ _]stated\W{0,6}\Z", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>[\s\S]{0,200000}?</think(?:ing)?>", re.IGNORECASE)
 _WORDS = re.compile(r"[\w'\u2019-]+")
@@ -105,7 +111,9 @@ class Fidelity:
         return Fidelity((*self.judged, *other.judged))
 
     def count(self, verdict: AnswerVerdict, dimension: Dimension | None = None) -> int:
-        return sum(j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged)
+        return sum(
+            j.verdict is verdict and dimension in (None, j.question.dimension) for j in self.judged
+        )
 
     def score(self, dimension: Dimension | None = None) -> float | None:
         """Consistent over consistent and inconsistent; None of none: that is no success."""
@@ -134,15 +142,21 @@ def evaluate(
     counter: TokenCounter,
     max_input: int,
 ) -> Flow[Fidelity]:
-    """Every question judged; ``max_input`` are the tokens of prompt and answer that fit the models' window."""
+    """Every question judged; ``max_input`` are the tokens of prompt and answer that fit the models'
+    window.
+    """
     whole, less = (sized(harmless_lines(lines), counter) for lines in (original, compacted))
     if not whole or not less:
         return Fidelity()
     groups = [questions[at : at + AT_A_TIME] for at in range(0, len(questions), AT_A_TIME)]
-    sides = [_answered(lines, group, counter, max_input) for lines in (whole, less) for group in groups]
+    sides = [
+        _answered(lines, group, counter, max_input) for lines in (whole, less) for group in groups
+    ]
     said = [each for answers in (yield from together(sides)) for each in answers]
     pairs = zip(questions, said[: len(questions)], said[len(questions) :], strict=True)
-    judged = yield from together([_judged(question, a, b, counter, max_input) for question, a, b in pairs])
+    judged = yield from together(
+        [_judged(question, a, b, counter, max_input) for question, a, b in pairs]
+    )
     return Fidelity(tuple(judged))
 
 
@@ -150,9 +164,17 @@ def _answered(
     lines: Sequence[MaterialLine], group: Sequence[Question], counter: TokenCounter, max_input: int
 ) -> Flow[list[_Said]]:
     max_tokens = ANSWER_TOKENS * len(group)
-    listed = enclosed("questions", "\n".join(f"{n}: {question.text}" for n, question in enumerate(group, 1)))
+    listed = enclosed(
+        "questions", "\n".join(f"{n}: {question.text}" for n, question in enumerate(group, 1))
+    )
     asked = f"{listed}\n\n{ANSWER.ask(max_tokens=max_tokens)}"
-    room = max_input - counter.count(ANSWER.system) - counter.count(asked) - max_tokens - 2 * FENCE_TOKENS
+    room = (
+        max_input
+        - counter.count(ANSWER.system)
+        - counter.count(asked)
+        - max_tokens
+        - 2 * FENCE_TOKENS
+    )
     if room < MIN_ROOM:
         return [_Said(failure="no_room")] * len(group)
     parts = divide(lines, room, most=ALL_PARTS, counter=counter)
@@ -195,10 +217,16 @@ def _joined(parts: Sequence[_Said]) -> _Said:
     return _Said(stated[0] if stated else NOT_STATED)
 
 
-def _judged(question: Question, a: _Said, b: _Said, counter: TokenCounter, max_input: int) -> Flow[Judged]:
+def _judged(
+    question: Question, a: _Said, b: _Said, counter: TokenCounter, max_input: int
+) -> Flow[Judged]:
     verdict, why = _by_code(question, a, b)
     if verdict is None:
-        shown = [enclosed("question", question.text), enclosed("answer A", a.text), enclosed("answer B", b.text)]
+        shown = [
+            enclosed("question", question.text),
+            enclosed("answer A", a.text),
+            enclosed("answer B", b.text),
+        ]
         asked = "\n\n".join((*shown, JUDGE.instruction))
         if counter.count(JUDGE.system) + counter.count(asked) + VERDICT_TOKENS > max_input:
             return Judged(question, a.text, b.text, AnswerVerdict.UNKNOWN, "too_long")
@@ -222,7 +250,9 @@ def _by_code(question: Question, a: _Said, b: _Said) -> tuple[AnswerVerdict | No
 
 
 def read_verdict(reply: Reply) -> tuple[AnswerVerdict, str]:
-    """What a judge said in one word, and why it is unknown; prose, or two verdicts at once, are none."""
+    """What a judge said in one word, and why it is unknown; prose, or two verdicts at once, are
+    none.
+    """
     if isinstance(reply, Failed):
         return AnswerVerdict.UNKNOWN, reply.reason
     text = reply.text if isinstance(reply, Summary) and not reply.tool_calls else ""

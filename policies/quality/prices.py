@@ -32,7 +32,8 @@ GEMINI_CLIFF = Cliff(above=200_000, input=2.0, output=1.5)  # Google's prices fo
 
 PROVIDERS: Mapping[str, TokenPrices] = MappingProxyType(
     {
-        # relative to the provider's own input price, by its page on prompt caching; output as for its usual model
+        # relative to the provider's own input price, by its page on prompt caching; output as for
+        # its usual model
         "anthropic": TokenPrices(1.0, 0.1, 1.25, 5.0, minimum=1_024),
         "anthropic-1h": TokenPrices(1.0, 0.1, 2.0, 5.0, minimum=1_024),
         "openai": TokenPrices(1.0, 0.1, 1.0, 8.0, minimum=1_024),

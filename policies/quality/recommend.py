@@ -1,4 +1,6 @@
-"""Which eviction policy recorded traffic suggests, and how much of the window each bucket of it takes."""
+"""Which eviction policy recorded traffic suggests, and how much of the window each bucket of it
+takes.
+"""
 
 import math
 from collections import Counter
@@ -22,9 +24,9 @@ REPEATED = "repeated outputs"
 class Traffic:
     """Conversations as they were recorded.
 
-    ``turns`` are messages of users, ``marked`` messages that are not to be lost. ``requests`` has the tokens of each
-    request by bucket, ``tools`` the tokens of results by tool, ``repeated`` those of results that were there before or
-    that a call gave which was made before.
+    ``turns`` are messages of users, ``marked`` messages that are not to be lost. ``requests`` has
+    the tokens of each request by bucket, ``tools`` the tokens of results by tool, ``repeated``
+    those of results that were there before or that a call gave which was made before.
     """
 
     conversations: int = 0
@@ -74,7 +76,8 @@ class Traffic:
         return self.repeated / self.tools.total() if self.tools.total() else 0.0
 
     def caps(self, usable: int) -> dict[str, float]:
-        """For each bucket the share of ``usable`` tokens that nine of ten requests keep to, in steps of 5 %.
+        """For each bucket the share of ``usable`` tokens that nine of ten requests keep to, in
+        steps of 5 %.
 
         A bucket that takes the whole window or more is left out: it needs no cap but the window.
         """
@@ -90,7 +93,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """``evict`` are the parameters of the layer of that name; ``then`` is what to consider later."""
+    """``evict`` are the parameters of the layer of that name; ``then`` is what to consider
+    later.
+    """
 
     kind: str
     reason: str
@@ -104,10 +109,15 @@ CHOICES: Mapping[str, tuple[Mapping[str, str], str]] = MappingProxyType(
         "exploration": ({"scorer": "type_based"}, "lru, if dead ends accumulate"),
         "heterogeneous": ({"scorer": "priority"}, "hybrid, after its weights are tuned"),
         REPEATED: ({"scorer": "type_based"}, "priority"),
-        "mission-critical": ({"scorer": "hybrid", "weights": "equal"}, "other weights, by what is recalled"),
+        "mission-critical": (
+            {"scorer": "hybrid", "weights": "equal"},
+            "other weights, by what is recalled",
+        ),
     }
 )
-"""By kind of traffic what to start with, and what to consider then (docs/development/requirements.md, row A0.40)."""
+"""By kind of traffic what to start with, and what to consider then
+(docs/development/requirements.md, row A0.40).
+"""
 
 
 def recommend(traffic: Traffic) -> Recommendation:
@@ -117,7 +127,10 @@ def recommend(traffic: Traffic) -> Recommendation:
     share = f"{results:.0%} of the tokens are tool results"
     if traffic.marked >= max(1, traffic.conversations):
         kind = "mission-critical"
-        reason = f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not to be lost"
+        reason = (
+            f"{traffic.marked} messages in {traffic.conversations} conversations are marked as not"
+            " to be lost"
+        )
     elif results >= FEW_RESULTS and repeats >= MANY_REPEATS:
         kind = REPEATED
         reason = f"{repeats:.0%} of the tool results' tokens repeat an earlier result or call"

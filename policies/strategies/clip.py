@@ -19,7 +19,9 @@ MOST_THAT_STAYS = 0.5
 
 
 GRID = 64
-"""Parts of the window in which the room of a user's message is counted: a slightly other estimate moves no cut."""
+"""Parts of the window in which the room of a user's message is counted: a slightly other estimate
+moves no cut.
+"""
 
 
 MOST_LEFT = 0.75
@@ -27,11 +29,12 @@ MOST_LEFT = 0.75
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
-    """The draft with the largest of its newest results, or a user's message that no window could hold, cut to fit
-    ``target``.
+    """The draft with the largest of its newest results, or a user's message that no window could
+    hold, cut to fit ``target``.
 
-    A result counts twice its size in the order, since it can be asked for again. A user's message may be one that its
-    client sends again with more behind it: its cut moves in batches, down to low water.
+    A result counts twice its size in the order, since it can be asked for again. A user's message
+    may be one that its client sends again with more behind it: its cut moves in batches, down to
+    low water.
     """
     edits = dict[int, Edit]()
     tokens = draft.tokens
@@ -52,17 +55,25 @@ def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
 
 
 def is_clip_due(draft: Draft, bounds: Bounds) -> bool:
-    """Whether the draft is too large, or a message that had to be cut leaves no room for what follows it."""
-    return draft.tokens > bounds.hard_limit or any(_crowds(piece, bounds) for piece in _clippable(draft, bounds))
+    """Whether the draft is too large, or a message that had to be cut leaves no room for what
+    follows it.
+    """
+    return draft.tokens > bounds.hard_limit or any(
+        _crowds(piece, bounds) for piece in _clippable(draft, bounds)
+    )
 
 
 def _crowds(piece: PlannedMessage, bounds: Bounds) -> bool:
     """Whether a message stays that takes most of the window: every later step would be a batch."""
-    return piece.index not in bounds.protection.active and piece.tokens > MOST_THAT_STAYS * bounds.safe_limit
+    return (
+        piece.index not in bounds.protection.active
+        and piece.tokens > MOST_THAT_STAYS * bounds.safe_limit
+    )
 
 
 def _clipped(draft: Draft, bounds: Bounds, piece: PlannedMessage, allowed: int) -> Edit | None:
-    index, messages = piece.index or 0, draft.transcript.messages
+    index = piece.index or 0
+    messages = draft.transcript.messages
     if allowed >= piece.tokens or (messages[index].media and not messages[index].is_result):
         return None
     body = bounds.transcript.read(index)
@@ -85,11 +96,14 @@ def _clippable(draft: Draft, bounds: Bounds) -> Iterator[PlannedMessage]:
 
 
 def clippable(draft: Draft, bounds: Bounds) -> set[int]:
-    """The indices of what may be cut before a request is refused: results that no model has read, and what a user says
-    only where the one message is larger than all that fits."""
+    """The indices of what may be cut before a request is refused: results that no model has read,
+    and what a user says only where the one message is larger than all that fits.
+    """
     messages = draft.transcript.messages
     protection = bounds.protection
     users = {i for i in protection.active if messages[i].role == "user"}
-    users |= {i for i in protection.standing if i == protection.current or i not in protection.pinned}
+    users |= {
+        i for i in protection.standing if i == protection.current or i not in protection.pinned
+    }
     too_large = {i for i in users if messages[i].tokens > bounds.refused_above}
     return {i for i in protection.active if messages[i].is_result} | too_large

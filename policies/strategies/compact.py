@@ -1,14 +1,27 @@
-"""``compact``: older history becomes a summary: what code extracts, and beside it a model's notes if one is set.
+"""``compact``: older history becomes a summary: what code extracts, and beside it a model's notes
+if one is set.
 
-A model is asked once a batch, or before one: what was prepared after an answer holds wherever the history that it
-covers is still there. :func:`stand_in` is the text of a compaction that the client itself asked for.
+A model is asked once a batch, or before one: what was prepared after an answer holds wherever the
+history that it covers is still there. :func:`stand_in` is the text of a compaction that the client
+itself asked for.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies.draft import MESSAGE_OVERHEAD, Bounds, Draft, Strategy, clipped, cut_at, flag, number, whole, word
+from policies.draft import (
+    MESSAGE_OVERHEAD,
+    Bounds,
+    Draft,
+    Strategy,
+    clipped,
+    cut_at,
+    flag,
+    number,
+    whole,
+    word,
+)
 from policies.effects import BEFORE_MODEL, Flow, Save, StateSaved
 from policies.ledger import Condensed, Cut, Edit, EditKind, Status
 from policies.limits import RECALL_TOOL
@@ -42,7 +55,8 @@ MAX_EXTRACT = 64_000
 NOTE_SHARE = 0.04
 
 
-MIN_NOTE, MAX_NOTE = 200, 2_000
+MIN_NOTE = 200
+MAX_NOTE = 2_000
 
 
 SMALL_WINDOW = 4_096
@@ -53,8 +67,11 @@ SMALL_WINDOW = 4_096
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
 
 
-STAND_IN, MIN_STAND_IN = 0.25, 500
-"""What stands for a whole conversation: a share of what it stands for, and the tokens that it may always take."""
+STAND_IN = 0.25
+MIN_STAND_IN = 500
+"""What stands for a whole conversation: a share of what it stands for, and the tokens that it may
+always take.
+"""
 
 
 MIN_SUMMARY = 100
@@ -75,8 +92,8 @@ MAX_NOTES = 2_000
 class SummaryDraft:
     """A summary in words that covers the first ``covers`` messages after the head.
 
-    ``origin`` says how it came about: ``previous``, ``prepared``, ``model``, or empty for none; ``failure`` why a model
-    that was asked gave nothing.
+    ``origin`` says how it came about: ``previous``, ``prepared``, ``model``, or empty for none;
+    ``failure`` why a model that was asked gave nothing.
     """
 
     text: str = ""
@@ -91,9 +108,10 @@ class SummaryDraft:
 class Compact(Strategy):
     """Everything before the kept tail becomes a summary.
 
-    The tail is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if ``evict_pct`` percent go,
-    or else a share of room. The newest step always stays; only where it does not fit beside the summary are its results
-    cut. The extract is made anew from the originals at every batch, so that nothing drifts.
+    The tail is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if
+    ``evict_pct`` percent go, or else a share of room. The newest step always stays; only where it
+    does not fit beside the summary are its results cut. The extract is made anew from the originals
+    at every batch, so that nothing drifts.
     """
 
     name = "compact"
@@ -106,7 +124,9 @@ class Compact(Strategy):
 
     def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
         """The draft with a summary; ``share`` of the room is for what stands there afterwards."""
-        transcript, head, current = draft.transcript, draft.transcript.head, bounds.protection.current
+        transcript = draft.transcript
+        head = draft.transcript.head
+        current = bounds.protection.current
         start = self.tail_start(draft, bounds, share=share)
         gone = [i for i in range(head, start) if i not in bounds.protection.verbatim]
         if not gone:
@@ -118,7 +138,11 @@ class Compact(Strategy):
         sources = sources_of(transcript, sorted(read), bounds.transcript.calls)
         goal = _own(bounds, bounds.protection.task)
         asked = "" if current == bounds.protection.task else _own(bounds, current)
-        shown = [i for i in range(head, len(transcript.messages)) if i not in read and (not asked or i != current)]
+        shown = [
+            i
+            for i in range(head, len(transcript.messages))
+            if i not in read and (not asked or i != current)
+        ]
         visible = [*(_text(bounds, i) for i in shown), *(edit.text for edit in cuts.values())]
         state = read_state(
             sources,
@@ -129,7 +153,11 @@ class Compact(Strategy):
         bounds.announce("state")
         lists = standing_lists(state, bounds, most=int(budget * LISTS), visible=visible)
         before = known_summary(bounds, most=transcript.place(start))
-        beside = tokens_around(bounds, gone=len(gone)) + _cost(lists, bounds) + _cost(before.text, bounds)
+        beside = (
+            tokens_around(bounds, gone=len(gone))
+            + _cost(lists, bounds)
+            + _cost(before.text, bounds)
+        )
         made = extract(
             sources,
             max_tokens=max(0, budget - beside),
@@ -141,9 +169,13 @@ class Compact(Strategy):
         )
         bounds.announce("extract")
         state = replace(state, identifiers=made.identifiers)
-        told, version = yield from _told(gone, bounds, state, before, covers=start - head, share=share)
+        told, version = yield from _told(
+            gone, bounds, state, before, covers=start - head, share=share
+        )
         text = "\n".join(part for part in (lists, made.text) if part)
-        cut = _summary_cut(draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version)
+        cut = _summary_cut(
+            draft, bounds, start=start, gone=gone, extracted=text, told=told, version=version
+        )
         checkpoint = replace(state, narrative=told.text, version=version)
         bounds.announce("note")
         compacted = draft.with_cut(cut, checkpoint=checkpoint.to_json())
@@ -151,8 +183,11 @@ class Compact(Strategy):
         return compacted.with_edits(_cuts(compacted, bounds, newest, beside=cut.tokens))
 
     def tail_start(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> int:
-        """Index of the first message of the kept tail, always at a unit's start; the newest step is in it."""
-        messages, head = draft.transcript.messages, draft.transcript.head
+        """Index of the first message of the kept tail, always at a unit's start; the newest step is
+        in it.
+        """
+        messages = draft.transcript.messages
+        head = draft.transcript.head
         units = [unit.start for unit in bounds.transcript.steps]
         newest = min(bounds.protection.active, default=len(messages))
         if self.keep_messages is not None:  # rounded out to the unit that the first one stands in
@@ -171,10 +206,18 @@ class Compact(Strategy):
 
 
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int:
-    """What the shape says; but all that fits of a user's turn that came after what is known, as aider's files do."""
-    tokens, verbatim, messages = draft.tokens_by_index(), bounds.protection.verbatim, draft.transcript.messages
-    near = range(max(draft.transcript.head + (bounds.known.length or len(messages)), newest - 2), newest)
-    came, kept, start = max((i for i in near if messages[i].role == "user"), default=None), 0, newest
+    """What the shape says; but all that fits of a user's turn that came after what is known, as
+    aider's files do.
+    """
+    tokens = draft.tokens_by_index()
+    verbatim = bounds.protection.verbatim
+    messages = draft.transcript.messages
+    near = range(
+        max(draft.transcript.head + (bounds.known.length or len(messages)), newest - 2), newest
+    )
+    came = max((i for i in near if messages[i].role == "user"), default=None)
+    kept = 0
+    start = newest
     for unit in reversed(bounds.transcript.steps):
         kept += sum(tokens.get(i, 0) for i in unit.indices if i not in verbatim)
         part = 1 - MIN_EXTRACT * bounds.shape.extract if unit.start == came else bounds.shape.tail
@@ -186,7 +229,13 @@ def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int
 
 
 def _told(
-    gone: list[int], bounds: Bounds, checkpoint: Checkpoint, before: SummaryDraft, *, covers: int, share: float
+    gone: list[int],
+    bounds: Bounds,
+    checkpoint: Checkpoint,
+    before: SummaryDraft,
+    *,
+    covers: int,
+    share: float,
 ) -> Flow[tuple[SummaryDraft, int]]:
     """The model's summary and the version of the batch; the state is saved before a model is asked.
 
@@ -198,18 +247,23 @@ def _told(
         return before, version
     saved = yield Save(checkpoint.to_json(), BEFORE_MODEL)
     version = saved.version + 1 if isinstance(saved, StateSaved) else version
-    told = yield from summarize(bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex())
+    told = yield from summarize(
+        bounds, gone, before=before, key=bounds.transcript.chain[covers - 1].hex()
+    )
     return told, version
 
 
 def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
     """Tokens of the summary: what the tail leaves of low water, within the shape's share of room.
 
-    Where that is more than the limit leaves, what it leaves: a harder try would keep a quarter of all.
+    Where that is more than the limit leaves, what it leaves: a harder try would keep a quarter of
+    all.
     """
     most = share * bounds.shape.extract * bounds.room
     tail = sum(
-        tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in bounds.protection.verbatim
+        tokens
+        for i, tokens in draft.tokens_by_index().items()
+        if i >= start and i not in bounds.protection.verbatim
     )
     left = share * bounds.shape.low_water * bounds.room - tail
     wanted = min(int(min(most, max(left, MIN_EXTRACT * most))), MAX_EXTRACT)
@@ -237,7 +291,9 @@ def _room_beside(bounds: Bounds, summary: int) -> int:
 
 
 def _too_large_results(draft: Draft, bounds: Bounds, *, room: int) -> list[int]:
-    tokens, pinned, messages = draft.tokens_by_index(), bounds.protection.pinned, draft.transcript.messages
+    tokens = draft.tokens_by_index()
+    pinned = bounds.protection.pinned
+    messages = draft.transcript.messages
     found = [i for i in bounds.protection.active if messages[i].is_result and i not in pinned]
     return sorted(found) if sum(tokens[i] for i in found) > room else []
 
@@ -251,7 +307,8 @@ def _own(bounds: Bounds, index: int | None) -> str:
 
 
 def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) -> Condensed:
-    transcript, earlier = draft.transcript, draft.active_cut
+    transcript = draft.transcript
+    earlier = draft.active_cut
     first = transcript.after(earlier.covers) if earlier is not None else 0
     fresh = sum(transcript.messages[i].tokens for i in gone if i >= first)
     return Condensed(
@@ -267,7 +324,14 @@ def _condensed(draft: Draft, gone: Sequence[int], cut: Cut, told: SummaryDraft) 
 
 
 def _summary_cut(
-    draft: Draft, bounds: Bounds, *, start: int, gone: Sequence[int], extracted: str, told: SummaryDraft, version: int
+    draft: Draft,
+    bounds: Bounds,
+    *,
+    start: int,
+    gone: Sequence[int],
+    extracted: str,
+    told: SummaryDraft,
+    version: int,
 ) -> Cut:
     hidden = set(gone)
     return cut_at(
@@ -275,7 +339,9 @@ def _summary_cut(
         bounds,
         start,
         stays=[i for i in range(draft.transcript.head, start) if i not in hidden],
-        text=render_summary(extracted, narrative=told.text, removed=len(gone), back=way_back_in(bounds)),
+        text=render_summary(
+            extracted, narrative=told.text, removed=len(gone), back=way_back_in(bounds)
+        ),
         origin=origin_of(told, earlier=draft.cut),
         version=version,
         narrative=told.text,
@@ -284,8 +350,11 @@ def _summary_cut(
 
 
 def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dict[int, Edit]:
-    """The edits that cut these results beside a summary; what small ones leave over, larger ones may take."""
-    tokens, messages = draft.tokens_by_index(), draft.transcript.messages
+    """The edits that cut these results beside a summary; what small ones leave over, larger ones
+    may take.
+    """
+    tokens = draft.tokens_by_index()
+    messages = draft.transcript.messages
     allowed = max(MIN_STEP, _room_beside(bounds, beside))
     edits: dict[int, Edit] = {}
     for place, index in enumerate(sorted(found, key=lambda i: (tokens[i], i))):
@@ -301,8 +370,10 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     transcript = bounds.transcript
     said = range(transcript.head, len(transcript.messages))
     gone = [i for i in said if i not in shown and transcript.messages[i].role != "system"]
-    sources, visible = sources_of(transcript, gone, bounds.transcript.calls), [_text(bounds, i) for i in shown]
-    task, newest = bounds.protection.task, bounds.protection.current
+    sources = sources_of(transcript, gone, bounds.transcript.calls)
+    visible = [_text(bounds, i) for i in shown]
+    task = bounds.protection.task
+    newest = bounds.protection.current
     goal = _own(bounds, task)
     before = known_summary(bounds, most=len(transcript.chain))
     past = previous_state(bounds.known, sources)
@@ -310,9 +381,13 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
     told = before
     if gone and may_summarize(bounds):
         told = yield from summarize(bounds, gone, before=before, key=transcript.chain[-1].hex())
-    most = min(int(bounds.shape.extract * bounds.room), int(STAND_IN * sum(s.tokens for s in sources)))
+    most = min(
+        int(bounds.shape.extract * bounds.room), int(STAND_IN * sum(s.tokens for s in sources))
+    )
     most = min(max(most, MIN_STAND_IN), MAX_EXTRACT)
-    begins = (state.beside_goal() if task in shown else state).bootstrap(max_tokens=most // 2, counter=bounds.counter)
+    begins = (state.beside_goal() if task in shown else state).bootstrap(
+        max_tokens=most // 2, counter=bounds.counter
+    )
     made = extract(
         sources,
         max_tokens=max(0, most - _cost(begins, bounds)),
@@ -327,32 +402,53 @@ def stand_in(bounds: Bounds, shown: Sequence[int]) -> Flow[str]:
 
 
 def known_summary(bounds: Bounds, *, most: int) -> SummaryDraft:
-    """The newest summary in words that still holds and covers at most ``most`` messages; empty if there is none."""
-    known, is_there = bounds.known, bounds.transcript.begins_with
+    """The newest summary in words that still holds and covers at most ``most`` messages; empty if
+    there is none.
+    """
+    known = bounds.known
+    is_there = bounds.transcript.begins_with
     best = SummaryDraft()
     for cut in known.cuts:
-        if cut.narrative and best.covers <= cut.noted and cut.covers <= most and is_there(cut.covers, cut.prefix):
+        if (
+            cut.narrative
+            and best.covers <= cut.noted
+            and cut.covers <= most
+            and is_there(cut.covers, cut.prefix)
+        ):
             best = SummaryDraft(cut.narrative, cut.noted, "previous")
     ready = known.prepared
-    if ready is not None and best.covers < ready.covers <= most and is_there(ready.covers, ready.prefix):
+    if (
+        ready is not None
+        and best.covers < ready.covers <= most
+        and is_there(ready.covers, ready.prefix)
+    ):
         best = SummaryDraft(ready.text, ready.covers, "prepared", ready.calls, "", ready.purpose)
     return best
 
 
 def may_summarize(bounds: Bounds) -> bool:
     settings = bounds.settings
-    return settings.summarizer is not None and bounds.budget.window > SMALL_WINDOW and bounds.room >= MIN_ROOM
+    return (
+        settings.summarizer is not None
+        and bounds.budget.window > SMALL_WINDOW
+        and bounds.room >= MIN_ROOM
+    )
 
 
-def summarize(bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str) -> Flow[SummaryDraft]:
-    """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the model gives none."""
+def summarize(
+    bounds: Bounds, gone: Sequence[int], *, before: SummaryDraft, key: str
+) -> Flow[SummaryDraft]:
+    """A summary in words of ``gone`` that goes on from ``before``; ``before`` itself where the
+    model gives none.
+    """
     transcript = bounds.transcript
     fresh = [i for i in gone if transcript.place(i) >= before.covers] if before.text else list(gone)
     sources = sources_of(transcript, fresh, bounds.transcript.calls)
     lines = lines_of(sources)
     if not lines:
         return before
-    named, task = bounds.layer.params.get("prompt"), bounds.protection.task
+    named = bounds.layer.params.get("prompt")
+    task = bounds.protection.task
     written = yield from condense(
         lines,
         prompt=named if isinstance(named, str) else "structured",
@@ -381,11 +477,17 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
         return "model+extract"
     if told.origin == "prepared":
         return "prepared+extract"
-    return earlier.origin if earlier is not None and earlier.narrative == told.text else "previous+extract"
+    return (
+        earlier.origin
+        if earlier is not None and earlier.narrative == told.text
+        else "previous+extract"
+    )
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:
-    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be seen anyway."""
+    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be
+    seen anyway.
+    """
     shown = "\n".join(visible)
     tasks = [
         f"- {'doing' if s.status is Status.IN_PROGRESS else 'TODO'}: {indented(s.text)}"
@@ -400,5 +502,7 @@ def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Seq
         text = grown
     left = min(most - bounds.counter.count(text), MAX_NOTES)
     notes = [note for note in bounds.known.notes if note.text not in shown]
-    said = render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
+    said = (
+        render_notes(notes, max_tokens=left, counter=bounds.counter) if notes and left > 0 else ""
+    )
     return "\n".join(part for part in (text, said) if part)

@@ -8,12 +8,16 @@ MIN_DUPLICATE = 40
 
 
 class Dedupe(Strategy):
-    """Results become one line where a newer one has the same digest or replaced them: they are stale."""
+    """Results become one line where a newer one has the same digest or replaced them: they are
+    stale.
+    """
 
     name = "dedupe"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        messages, calls, guarded = draft.transcript.messages, bounds.transcript.calls, bounds.protection.all
+        messages = draft.transcript.messages
+        calls = bounds.transcript.calls
+        guarded = bounds.protection.all
         newest: dict[bytes, int] = {}
         replaced = replaced_in(calls, lambda index: draft.transcript.read(index).text)
         edits: dict[int, Edit] = {}
@@ -23,12 +27,22 @@ class Dedupe(Strategy):
                 continue
             message = messages[index]
             duplicate = newest.setdefault(message.digest, index) != index
-            if not (duplicate or index in replaced) or piece.text is not None or piece.tokens < MIN_DUPLICATE:
+            if (
+                not (duplicate or index in replaced)
+                or piece.text is not None
+                or piece.tokens < MIN_DUPLICATE
+            ):
                 continue
             if message.keep or index in guarded:
                 continue
-            why = "the same result comes again later" if duplicate else "a later call of the same tool replaced it"
-            edit = bounds.edited(index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE)
+            why = (
+                "the same result comes again later"
+                if duplicate
+                else "a later call of the same tool replaced it"
+            )
+            edit = bounds.edited(
+                index, f"[weir: removed, {why}; archived as {message.ref}]", EditKind.DEDUPE
+            )
             if edit.tokens < piece.tokens:
                 edits[index] = edit
         return draft.with_edits(edits)

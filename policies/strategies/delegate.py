@@ -1,8 +1,19 @@
-"""``delegate``: very large results that nothing refers to are read apart, for what they were asked for."""
+"""``delegate``: very large results that nothing refers to are read apart, for what they were asked
+for.
+"""
 
 from dataclasses import dataclass, replace
 
-from policies.draft import NO_SUMMARIZER, Bounds, Draft, Strategy, is_original, number, results, whole
+from policies.draft import (
+    NO_SUMMARIZER,
+    Bounds,
+    Draft,
+    Strategy,
+    is_original,
+    number,
+    results,
+    whole,
+)
 from policies.effects import Flow
 from policies.ledger import EditKind
 from policies.limits import amount
@@ -12,9 +23,11 @@ from policies.strategies.rewrite import RewriteTask, condense_each, may_ask, rea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegate(Strategy):
-    """Very large results that nothing refers to are read apart for their task, and a report takes their place.
+    """Very large results that nothing refers to are read apart for their task, and a report takes
+    their place.
 
-    A result is delegated only if no later message uses it and it takes ``least`` (a share of W, or tokens from 1 on).
+    A result is delegated only if no later message uses it and it takes ``least`` (a share of W, or
+    tokens from 1 on).
     """
 
     name = "delegate"
@@ -29,13 +42,19 @@ class Delegate(Strategy):
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
         least = amount(self.least, bounds.budget.window) / bounds.budget.ratio
-        large = {i: p.tokens for i, p, _ in results(draft, bounds) if p.tokens >= least and is_original(p)}
+        large = {
+            i: p.tokens
+            for i, p, _ in results(draft, bounds)
+            if p.tokens >= least and is_original(p)
+        }
         if not large:
             return []
         calls = bounds.transcript.calls
         used = last_references(draft.transcript, calls)
         return [
-            reading_of(bounds, index, calls.get(index), kind=EditKind.DELEGATE, most=self.max_tokens)
+            reading_of(
+                bounds, index, calls.get(index), kind=EditKind.DELEGATE, most=self.max_tokens
+            )
             for index in sorted(large, key=lambda i: (-large[i], i))
             if used[index].count == 0
         ]

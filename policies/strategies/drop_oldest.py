@@ -1,20 +1,37 @@
-"""``drop_oldest``: the oldest units go with a note: a layer of its own, and the rung where nothing cleverer fits."""
+"""``drop_oldest``: the oldest units go with a note: a layer of its own, and the rung where nothing
+cleverer fits.
+"""
 
 import math
 from dataclasses import dataclass
 
-from policies.draft import MESSAGE_OVERHEAD, NOTE_BEGINS, Bounds, Draft, Strategy, cut_at, flag, number, ref_at, whole
+from policies.draft import (
+    MESSAGE_OVERHEAD,
+    NOTE_BEGINS,
+    Bounds,
+    Draft,
+    Strategy,
+    cut_at,
+    flag,
+    number,
+    ref_at,
+    whole,
+)
 from policies.messages import parse_turn_boundaries
 
-REMOVED = NOTE_BEGINS + "{count} earlier messages were removed to fit the context window; archived as {ref}]"
+REMOVED = (
+    NOTE_BEGINS
+    + "{count} earlier messages were removed to fit the context window; archived as {ref}]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropOldest(Strategy):
     """The oldest units go with a note, as many as it takes to reach the layer's target.
 
-    At the least ``fraction`` of the turns goes, rounded up; the ``recent`` newest messages and system messages stay. As
-    the last rung it drops a summary with what that stands for; as a layer it keeps one and adds the note to it.
+    At the least ``fraction`` of the turns goes, rounded up; the ``recent`` newest messages and
+    system messages stay. As the last rung it drops a summary with what that stands for; as a layer
+    it keeps one and adds the note to it.
     """
 
     name = "drop_oldest"
@@ -23,7 +40,9 @@ class DropOldest(Strategy):
     keep_system: bool = flag()
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        head, active, is_layer = draft.transcript.head, draft.active_cut, bool(bounds.layer.strategy)
+        head = draft.transcript.head
+        active = draft.active_cut
+        is_layer = bool(bounds.layer.strategy)
         excess = draft.tokens - bounds.target
         if excess <= 0:
             return draft
@@ -42,13 +61,21 @@ class DropOldest(Strategy):
         # a layer carries no notes of a model on, so that the next ones tell of what it drops too
         narrative = active.narrative if active is not None and not is_layer else ""
         text = _under(carried, note)
-        cut = cut_at(draft, bounds, start, stays=stays, text=text, origin="drop_oldest", narrative=narrative)
+        cut = cut_at(
+            draft, bounds, start, stays=stays, text=text, origin="drop_oldest", narrative=narrative
+        )
         dropped = draft.with_cut(cut)
         return dropped if dropped.tokens < draft.tokens else draft
 
     def _reach(self, draft: Draft, bounds: Bounds, begin: int, excess: int) -> tuple[int, set[int]]:
-        worth = {p.index: p.tokens for p in draft.pieces if p.index is not None and bounds.in_scope(draft, p)}
-        least, start, spared = self._least(bounds, begin), begin, set(bounds.protection.all)
+        worth = {
+            p.index: p.tokens
+            for p in draft.pieces
+            if p.index is not None and bounds.in_scope(draft, p)
+        }
+        least = self._least(bounds, begin)
+        start = begin
+        spared = set(bounds.protection.all)
         last = len(bounds.transcript.messages) - max(0, self.recent)
         for unit in bounds.transcript.steps[:-1]:
             if unit.start < begin:
@@ -62,9 +89,17 @@ class DropOldest(Strategy):
         return start, spared
 
     def _least(self, bounds: Bounds, begin: int) -> int:
-        """The index up to which ``fraction`` of what begins at ``begin`` reaches; ``begin`` without one."""
-        turns = [start for start in parse_turn_boundaries(bounds.transcript.messages) if start >= begin]
-        edges = turns if len(turns) > 1 else [unit.start for unit in bounds.transcript.steps if unit.start >= begin]
+        """The index up to which ``fraction`` of what begins at ``begin`` reaches; ``begin`` without
+        one.
+        """
+        turns = [
+            start for start in parse_turn_boundaries(bounds.transcript.messages) if start >= begin
+        ]
+        edges = (
+            turns
+            if len(turns) > 1
+            else [unit.start for unit in bounds.transcript.steps if unit.start >= begin]
+        )
         if not edges or self.fraction <= 0:
             return begin
         return edges[min(math.ceil(round(self.fraction * len(edges), 6)), len(edges) - 1)]

@@ -1,6 +1,7 @@
 """``evict``: old results leave what was asked, the finding in a line, and where the full text is.
 
-What a client marks as the first to go, and what it asks to have cleared itself, goes in the same way.
+What a client marks as the first to go, and what it asks to have cleared itself, goes in the same
+way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,16 +42,30 @@ BRIEF = 100
 
 
 def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
-    marked = (p for _, p, message in touchable(draft, bounds) if message.keep is False and not message.call_ids)
+    marked = (
+        p
+        for _, p, message in touchable(draft, bounds)
+        if message.keep is False and not message.call_ids
+    )
     return _evicted(draft, bounds, marked)
 
 
 def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
-    """The draft without the tool results that its client asks to have cleared; as it was where too little would go."""
-    messages, guarded, calls = draft.transcript.messages, bounds.protection.all, bounds.transcript.calls
-    standing = [p for p in draft.pieces if p.index is not None and messages[p.index].is_result and p.text is None]
+    """The draft without the tool results that its client asks to have cleared; as it was where too
+    little would go.
+    """
+    messages = draft.transcript.messages
+    guarded = bounds.protection.all
+    calls = bounds.transcript.calls
+    standing = [
+        p
+        for p in draft.pieces
+        if p.index is not None and messages[p.index].is_result and p.text is None
+    ]
     many = edits.results_over is not None and len(standing) > edits.results_over
-    if not many and (edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)):
+    if not many and (
+        edits.results_at is None or draft.tokens <= bounds.budget.room_for(edits.results_at)
+    ):
         return draft
     old = [p for p in standing[: max(0, len(standing) - edits.keep)] if p.index not in guarded]
     chosen = [p for p in old if p.index not in calls or calls[p.index].name not in edits.exclude]
@@ -60,16 +75,18 @@ def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
 
 def _evicted(draft: Draft, bounds: Bounds, chosen: Iterable[PlannedMessage]) -> Draft:
     made = ((piece, cleared(bounds, piece.index or 0, EditKind.EVICT)) for piece in chosen)
-    return down_to_target(draft, bounds, ((piece, e) for piece, e in made if e.tokens * WORTH_IT <= piece.tokens))
+    return down_to_target(
+        draft, bounds, ((piece, e) for piece, e in made if e.tokens * WORTH_IT <= piece.tokens)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Strategy):
     """Old results leave a placeholder.
 
-    Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low water holds, stay. With
-    one (``given`` are its own parameters) what it says is worth least goes. The task, the newest and brief words of
-    the user never go, nor the assistant's.
+    Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low
+    water holds, stay. With one (``given`` are its own parameters) what it says is worth least goes.
+    The task, the newest and brief words of the user never go, nor the assistant's.
     """
 
     name = "evict"
@@ -83,13 +100,22 @@ class Evict(Strategy):
         """The strategy; what is not its own parameter is the scorer's."""
         own = {"scorer", "types", "protect_steps"}
         base = super(Evict, cls).of({name: value for name, value in params.items() if name in own})
-        return replace(base, given={name: value for name, value in params.items() if name not in own})
+        return replace(
+            base, given={name: value for name, value in params.items() if name not in own}
+        )
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        return self._by_score(draft, bounds) if self.scorer else _evicted(draft, bounds, _by_age(draft, bounds))
+        return (
+            self._by_score(draft, bounds)
+            if self.scorer
+            else _evicted(draft, bounds, _by_age(draft, bounds))
+        )
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
-        return sum(each.tokens for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds)))
+        return sum(
+            each.tokens
+            for each in (self._blocks(draft, bounds) if self.scorer else _by_age(draft, bounds))
+        )
 
     def _by_score(self, draft: Draft, bounds: Bounds) -> Draft:
         edits: dict[int, Edit] = {}
@@ -99,11 +125,17 @@ class Evict(Strategy):
             return edits[block.index].tokens
 
         scorer = SCORERS[self.scorer].of(self.given)
-        chosen = select(self._blocks(draft, bounds), scorer, free=draft.tokens - bounds.target, cost=cost)
-        return draft.with_edits({index: edits[index] for index in sorted(block.index for block in chosen)})
+        chosen = select(
+            self._blocks(draft, bounds), scorer, free=draft.tokens - bounds.target, cost=cost
+        )
+        return draft.with_edits(
+            {index: edits[index] for index in sorted(block.index for block in chosen)}
+        )
 
     def _blocks(self, draft: Draft, bounds: Bounds) -> list[Block]:
-        return [b for b in candidates(draft, bounds, types=self.types) if b.age >= self.protect_steps]
+        return [
+            b for b in candidates(draft, bounds, types=self.types) if b.age >= self.protect_steps
+        ]
 
 
 def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
@@ -116,9 +148,13 @@ def _by_age(draft: Draft, bounds: Bounds) -> list[PlannedMessage]:
     return [piece for _, _, piece in sorted(found, key=lambda f: f[:2])]
 
 
-def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES) -> list[Block]:
-    transcript, calls = draft.transcript, bounds.transcript.calls
-    steps, used = step_numbers(transcript.messages), last_references(transcript, calls)
+def candidates(
+    draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT_TYPES
+) -> list[Block]:
+    transcript = draft.transcript
+    calls = bounds.transcript.calls
+    steps = step_numbers(transcript.messages)
+    used = last_references(transcript, calls)
     replaced = replaced_in(calls, lambda index: transcript.read(index).text)
     found: list[Block] = []
     for index, piece, message in touchable(draft, bounds):
@@ -128,7 +164,8 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
             continue
         if kind is ContentType.USER and message.tokens <= BRIEF:
             continue
-        age, reference = steps[-1] - steps[index], used.get(index, References())
+        age = steps[-1] - steps[index]
+        reference = used.get(index, References())
         found.append(
             Block(
                 index=index,
@@ -138,7 +175,8 @@ def candidates(draft: Draft, bounds: Bounds, *, types: tuple[str, ...] = DEFAULT
                 idle=age if reference.step is None else steps[-1] - reference.step,
                 references=reference.count,
                 worthless=index in replaced or message.keep is False,
-                important=kind is not ContentType.TOOL_RESULT and IMPORTANT in transcript.read(index).text,
+                important=kind is not ContentType.TOOL_RESULT
+                and IMPORTANT in transcript.read(index).text,
                 behind=len(transcript.messages) - index,
             )
         )

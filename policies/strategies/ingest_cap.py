@@ -13,23 +13,32 @@ ANY_TOOL = "*"
 
 
 class IngestCap(Strategy):
-    """A large result keeps its beginning and end, without the fields that the policy calls dispensable.
+    """A large result keeps its beginning and end, without the fields that the policy calls
+    dispensable.
 
-    What was sent in full before is shortened only in a batch, so that the sent prefix stays. What nobody has read may
-    take more than its share where it can be left whole: there is room, or there is beside a summary of what is older.
+    What was sent in full before is shortened only in a batch, so that the sent prefix stays. What
+    nobody has read may take more than its share where it can be left whole: there is room, or there
+    is beside a summary of what is older.
     """
 
     name = "ingest_cap"
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        quiet = bounds.layer.at == 0 and not bounds.free_only and draft.tokens <= bounds.trigger * bounds.early
+        quiet = (
+            bounds.layer.at == 0
+            and not bounds.free_only
+            and draft.tokens <= bounds.trigger * bounds.early
+        )
         return cap_results(draft, bounds, new_only=quiet)
 
 
 def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
-    transcript, ingest = draft.transcript, bounds.settings.ingest
+    transcript = draft.transcript
+    ingest = bounds.settings.ingest
     first_new = transcript.head + bounds.known.length if new_only else 0
-    steps = [step for step in transcript.steps if step.stop > first_new] if ingest.is_particular else []
+    steps = (
+        [step for step in transcript.steps if step.stop > first_new] if ingest.is_particular else []
+    )
     calls = answered_calls(transcript, steps)
     found = [
         (p.index, p)
@@ -38,20 +47,32 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
     ]
     unread = {i: p.tokens for i, p in found if new_only or i in bounds.protection.active}
     # where what is unread fits beside what stays, what is older makes way
-    has_room = draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.hard_limit
+    has_room = (
+        draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.hard_limit
+    )
     edits: dict[int, Edit] = {}
     for index, piece in found:
-        if piece.text is None and index not in bounds.protection.pinned and not transcript.messages[index].media:
+        if (
+            piece.text is None
+            and index not in bounds.protection.pinned
+            and not transcript.messages[index].media
+        ):
             whole = has_room and index in unread and not ingest.from_start
-            edit = _capped(bounds, piece, index, calls[index].name if index in calls else "", whole=whole)
+            edit = _capped(
+                bounds, piece, index, calls[index].name if index in calls else "", whole=whole
+            )
             edits |= {index: edit} if edit is not None else {}
     return draft.with_edits(edits)
 
 
-def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str, *, whole: bool) -> Edit | None:
+def _capped(
+    bounds: Bounds, piece: PlannedMessage, index: int, tool: str, *, whole: bool
+) -> Edit | None:
     """The edit that brings one result to its cap, None for a result that may stay as it is."""
-    ingest, ref = bounds.settings.ingest, bounds.transcript.messages[index].ref
-    cap, wanted = _cap(bounds, tool, whole=whole), {*ingest.include.get(ANY_TOOL, ()), *ingest.include.get(tool, ())}
+    ingest = bounds.settings.ingest
+    ref = bounds.transcript.messages[index].ref
+    cap = _cap(bounds, tool, whole=whole)
+    wanted = {*ingest.include.get(ANY_TOOL, ()), *ingest.include.get(tool, ())}
     names = {*ingest.drop_fields.get(ANY_TOOL, ()), *ingest.drop_fields.get(tool, ())} - wanted
     if piece.tokens <= cap and not names:
         return None
@@ -63,7 +84,12 @@ def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str, *, who
         shown = f"{trimmed}{line}"
         if counter.count(shown) > cap - MESSAGE_OVERHEAD:
             shown = cap_text(
-                trimmed, cap - MESSAGE_OVERHEAD, counter=counter, ref=ref, method=ingest.method, whole=not found
+                trimmed,
+                cap - MESSAGE_OVERHEAD,
+                counter=counter,
+                ref=ref,
+                method=ingest.method,
+                whole=not found,
             )
         edit = bounds.edited(index, shown, EditKind.INGEST_CAP)
         if edit.tokens < piece.tokens:
@@ -72,7 +98,9 @@ def _capped(bounds: Bounds, piece: PlannedMessage, index: int, tool: str, *, who
 
 
 def _cap(bounds: Bounds, tool: str, *, whole: bool) -> int:
-    """The largest result of a tool in tokens, framing included: its own cap within what its share and bucket allow."""
+    """The largest result of a tool in tokens, framing included: its own cap within what its share
+    and bucket allow.
+    """
     ingest = bounds.settings.ingest
     own = ingest.tools.get(tool)
     if own is None and tool in ingest.sub_agents:

@@ -1,9 +1,10 @@
 """A policy's layers at work on one request, and the rungs below them.
 
-A layer runs only while the draft is above its target. What it did is kept if it achieved what the layer asks for
-(``min_savings``, ``must_reach``), else dropped, so that the next layer starts from where it started. If the layers do
-not get the request under what may be forwarded, the rungs do: the same compaction once more with a quarter of the
-room, a new window, the oldest units dropped with a note, the middle of the newest message clipped.
+A layer runs only while the draft is above its target. What it did is kept if it achieved what the
+layer asks for (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from
+where it started. If the layers do not get the request under what may be forwarded, the rungs do:
+the same compaction once more with a quarter of the room, a new window, the oldest units dropped
+with a note, the middle of the newest message clipped.
 """
 
 from collections.abc import Mapping
@@ -83,14 +84,18 @@ class PlanWork:
         prunable: int | None = None,
     ) -> None:
         """Note what a layer did, and go on from there if it is ``kept``."""
-        before, layer = self.draft, Layer(strategy=layer) if isinstance(layer, str) else layer
-        gone, messages = len(before.pieces) - len(done.pieces), before.transcript.messages
+        before = self.draft
+        layer = Layer(strategy=layer) if isinstance(layer, str) else layer
+        gone = len(before.pieces) - len(done.pieces)
+        messages = before.transcript.messages
         self.trail += (
             LayerReport(
                 layer=layer.strategy,
                 before=before.tokens,
                 after=done.tokens,
-                units=max(gone, len(done.edits) - len(before.edits), len(done.pruned) - len(before.pruned)),
+                units=max(
+                    gone, len(done.edits) - len(before.edits), len(done.pruned) - len(before.pruned)
+                ),
                 kept=kept,
                 ref=done.cut.ref if done.cut is not None and done.cut is not before.cut else None,
                 scope=layer.scope,
@@ -135,19 +140,25 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         work.take_if_changed("evict", evict_marked(work.draft, bounds))
     for layer in layers_of(bounds.settings):
         kind = STRATEGIES.get(layer.strategy)
-        if kind is not None and kind.costs and (bounds.free_only or bounds.settings.compaction == "off"):
+        if (
+            kind is not None
+            and kind.costs
+            and (bounds.free_only or bounds.settings.compaction == "off")
+        ):
             continue
         aim = _aim(layer, work.draft, bounds, fired=fired)
         if aim is None:
             continue
-        draft, at_work = work.draft, replace(bounds, layer=layer, aim=aim)
+        draft = work.draft
+        at_work = replace(bounds, layer=layer, aim=aim)
         if kind is None:
             work.take(layer, draft, kept=False, reason="unavailable")
             continue
         strategy = kind.of(layer.params)
         prunable = strategy.scan(draft, at_work)
         if prunable and not _pays(layer, draft.tokens, draft.tokens - prunable, at_work):
-            work.take(layer, draft, kept=False, prunable=prunable)  # not even if nothing were left of what it may take
+            # not even if nothing were left of what it may take
+            work.take(layer, draft, kept=False, prunable=prunable)
             continue
         done = yield from strategy.run(draft, at_work)
         done, reason = (replace(done, reason="") if done.reason else done), done.reason
@@ -164,7 +175,8 @@ def _limit(layer: Layer, bounds: Bounds) -> float:
 
 
 def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | None:
-    budget, tokens = bounds.budget, draft.tokens
+    budget = bounds.budget
+    tokens = draft.tokens
     if layer.params.get("prepared") is True:
         return None
     allowed = min(budget.soft_limit, bounds.hard_limit)
@@ -183,9 +195,14 @@ def _aim(layer: Layer, draft: Draft, bounds: Bounds, *, fired: bool) -> int | No
 
 
 def run_wanted(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), Layer(strategy="compact"))
+    layer = next(
+        (each for each in bounds.settings.layers if each.strategy == "compact"),
+        Layer(strategy="compact"),
+    )
     trigger = min(bounds.trigger, work.draft.tokens)
-    done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer, trigger=trigger))
+    done = yield from Compact.of(layer.params).run(
+        work.draft, replace(bounds, layer=layer, trigger=trigger)
+    )
     work.take(layer, done, kept=done.tokens < work.draft.tokens)
 
 
@@ -193,7 +210,9 @@ def run_anew(work: PlanWork, bounds: Bounds) -> Flow[None]:
     layer = next((each for each in bounds.settings.layers if each.strategy == "compact"), None)
     if layer is not None and work.draft.active_cut is not None:
         done = yield from Compact.of(layer.params).run(work.draft, replace(bounds, layer=layer))
-        work.take(layer, done, kept=done.tokens < work.draft.tokens and done.tokens <= bounds.trigger)
+        work.take(
+            layer, done, kept=done.tokens < work.draft.tokens and done.tokens <= bounds.trigger
+        )
 
 
 def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow[None]:
@@ -202,12 +221,15 @@ def run_client_edits(work: PlanWork, bounds: Bounds, edits: ClientEdits) -> Flow
         if done.tokens < work.draft.tokens:
             work.take("reasoning", done, kept=True)
     work.take_if_changed("evict", clear_results(work.draft, bounds, edits))
-    if edits.compact_at is not None and work.draft.tokens > bounds.budget.room_for(edits.compact_at):
+    if edits.compact_at is not None and work.draft.tokens > bounds.budget.room_for(
+        edits.compact_at
+    ):
         yield from run_wanted(work, bounds)
 
 
 def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
-    target, compacts = bounds.hard_limit, bounds.settings.compaction == "proxy"
+    target = bounds.hard_limit
+    compacts = bounds.settings.compaction == "proxy"
     at_target = replace(bounds, aim=bounds.safe_limit)
     if work.draft.tokens > target and compacts:
         done = yield from Compact().run(work.draft, bounds, share=HARDER_SHARE)
@@ -225,8 +247,11 @@ def run_rungs(work: PlanWork, bounds: Bounds) -> Flow[None]:
 
 
 def _pays(layer: Layer, before: int, after: int, bounds: Bounds) -> bool:
-    saved, reached = before - after, after <= bounds.target
-    if saved <= 0 or saved < _least_savings(layer, bounds, fits=bounds.soft_fits(before), reached=reached):
+    saved = before - after
+    reached = after <= bounds.target
+    if saved <= 0 or saved < _least_savings(
+        layer, bounds, fits=bounds.soft_fits(before), reached=reached
+    ):
         return False
     if layer.must_reach is None:
         return True
@@ -241,19 +266,30 @@ def _least_savings(layer: Layer, bounds: Bounds, *, fits: bool, reached: bool) -
         least = MIN_EARLY if fits and (layer.at or bounds.early < 1) else 0
         if least and layer.scope != "total" and not reached:
             least = MIN_STUCK
-    whole = bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
+    whole = (
+        bounds.budget.window if layer.scope == "total" else bounds.budget.caps.get(layer.scope, 0)
+    )
     return amount(least, whole) / bounds.budget.ratio
 
 
 def next_batch(draft: Draft, bounds: Bounds) -> tuple[float, bool] | None:
-    """The share of the layers' triggers that is reached now where the next batch may ask a model, and whether that
-    compacts; None where what costs nothing will be enough.
+    """The share of the layers' triggers that is reached now where the next batch may ask a model,
+    and whether that compacts; None where what costs nothing will be enough.
 
-    Each trigger up to that of compaction is tried in turn, as if it were reached now and no model answered.
+    Each trigger up to that of compaction is tried in turn, as if it were reached now and no model
+    answered.
     """
     layers = [layer for layer in layers_of(bounds.settings) if layer.at != 0]
-    scopes = {bounds.layer.scope, "total", *(layer.scope for layer in layers if layer.strategy in ASKING)}
-    due = {(limit_for(layer, bounds.settings, bounds.budget), layer.scope) for layer in layers if layer.scope in scopes}
+    scopes = {
+        bounds.layer.scope,
+        "total",
+        *(layer.scope for layer in layers if layer.strategy in ASKING),
+    }
+    due = {
+        (limit_for(layer, bounds.settings, bounds.budget), layer.scope)
+        for layer in layers
+        if layer.scope in scopes
+    }
     for limit, scope in sorted(due):
         inside = bounds.inside(draft, scope)
         if limit <= 0 or inside <= 0:

@@ -1,8 +1,9 @@
-"""A request is brought within what its upstream takes beside tokens: images, entries of the array, bytes.
+"""A request is brought within what its upstream takes beside tokens: images, entries of the array,
+bytes.
 
-The oldest images and files become references first, then old messages are compacted, or dropped where a policy does
-not compact. Each is a batch: it ends at low water, so that not every request makes one. Where nothing of that is enough
-everything stays, and the upstream says so itself.
+The oldest images and files become references first, then old messages are compacted, or dropped
+where a policy does not compact. Each is a batch: it ends at low water, so that not every request
+makes one. Where nothing of that is enough everything stays, and the upstream says so itself.
 """
 
 from dataclasses import replace
@@ -44,7 +45,9 @@ def _lighten(work: PlanWork, bounds: Bounds, load: Load) -> Flow[bool]:
     start = _tail_start(done, bounds, load, aim=int(COMPACTED * load.most))
     layer = next((each for each in bounds.settings.layers if each.strategy == Compact.name), None)
     if layer is not None and bounds.settings.compaction == "proxy":
-        compact = replace(Compact.of(layer.params), keep_messages=len(done.transcript.messages) - start)
+        compact = replace(
+            Compact.of(layer.params), keep_messages=len(done.transcript.messages) - start
+        )
         now = replace(bounds, layer=layer, trigger=min(bounds.trigger, done.tokens))
         compacted = yield from compact.run(done, now)
         if load.total(compacted.pieces) <= load.most:
@@ -77,9 +80,15 @@ def _without_media(draft: Draft, bounds: Bounds, load: Load, *, aim: int) -> Dra
 
 
 def _tail_start(draft: Draft, bounds: Bounds, load: Load, *, aim: int) -> int:
-    """Index of the first message of the newest units that may stay, at a unit's start; the newest unit always does."""
+    """Index of the first message of the newest units that may stay, at a unit's start; the newest
+    unit always does.
+    """
     stays = bounds.protection.verbatim
-    weights = {p.index: load.weight(p) for p in draft.pieces if p.index is not None and p.index not in stays}
+    weights = {
+        p.index: load.weight(p)
+        for p in draft.pieces
+        if p.index is not None and p.index not in stays
+    }
     kept = sum(load.weight(p) for p in draft.pieces if p.index in stays)
     room = aim - load.fixed - load.own - kept - load.letter * int(SUMMARY_SHARE * aim)
     start = len(draft.transcript.messages)

@@ -9,7 +9,14 @@ from policies.effects import Flow
 from policies.ledger import SHORTENED, EditKind, PlannedMessage
 from policies.lines import DATA, beside_data
 from policies.messages import Body, ToolCall, step_numbers
-from policies.strategies.rewrite import MAX_ASKED, RewriteTask, call_in_words, condense_each, may_ask, result_origin
+from policies.strategies.rewrite import (
+    MAX_ASKED,
+    RewriteTask,
+    call_in_words,
+    condense_each,
+    may_ask,
+    result_origin,
+)
 from policies.summary.material import MaterialLine
 from policies.text.gist import gist
 from policies.tokens import TokenCounter
@@ -26,7 +33,9 @@ MIN_ASKED = 16
 
 
 WORTH_IT = 0.6
-"""The share of what stands there now that a level must not be above: a short message says little without its words."""
+"""The share of what stands there now that a level must not be above: a short message says little
+without its words.
+"""
 
 
 LONG = 200
@@ -45,10 +54,12 @@ _LEVEL = re.compile(r"\[weir: level ([123]), [^\[\]]{1,80}\]\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressive(Strategy):
-    """What was said long ago takes about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a title.
+    """What was said long ago takes about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a
+    title.
 
-    Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls stay. What a
-    user said is never put in other words: of a long message the telling sentences stay, at level 1 at the least.
+    Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls
+    stay. What a user said is never put in other words: of a long message the telling sentences
+    stay, at level 1 at the least.
     """
 
     name = "progressive"
@@ -58,13 +69,18 @@ class Progressive(Strategy):
 
     def level_of(self, age: int) -> int:
         """The level of what was said ``age`` steps ago."""
-        return (age > 0) + (age > 0 and age > self.l1_until) + (age > 0 and age > max(self.l1_until, self.l2_until))
+        return (
+            (age > 0)
+            + (age > 0 and age > self.l1_until)
+            + (age > 0 and age > max(self.l1_until, self.l2_until))
+        )
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         return condense_each(draft, bounds, self._jobs(draft, bounds))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
-        messages, calls = draft.transcript.messages, draft.transcript.calls
+        messages = draft.transcript.messages
+        calls = draft.transcript.calls
         steps = step_numbers(messages)
         jobs: list[RewriteTask] = []
         for index, piece, message in touchable(draft, bounds):
@@ -72,15 +88,24 @@ class Progressive(Strategy):
                 continue
             level = self.level_of(steps[-1] - steps[index])
             level = min(level, 1) if message.role == "user" else level
-            job = _at_level(bounds, piece, index, level, calls.get(index)) if level > level_now(piece) else None
+            job = (
+                _at_level(bounds, piece, index, level, calls.get(index))
+                if level > level_now(piece)
+                else None
+            )
             jobs += [job] if job is not None else []
-        asking = sorted((job for job in jobs if job.asks), key=lambda job: (-messages[job.index].tokens, job.index))
+        asking = sorted(
+            (job for job in jobs if job.asks),
+            key=lambda job: (-messages[job.index].tokens, job.index),
+        )
         spared = {job.index for job in asking[MAX_ASKED:]}
         return [replace(job, asks=False) if job.index in spared else job for job in jobs]
 
 
 def level_now(piece: PlannedMessage) -> int:
-    """The level at which a message stands in the array; 3 where something else stands in its place."""
+    """The level at which a message stands in the array; 3 where something else stands in
+    its place.
+    """
     if piece.text is None:
         return 0
     if piece.kind not in REPLACES:
@@ -119,7 +144,14 @@ def _at_level(
             MaterialLine(result_origin(call) if message.is_result else message.role, body.text),
             *((MaterialLine(DATA, body.data),) if body.data else ()),
         ),
-        plain=partial(_telling, body, role=role, known=call_in_words(call), most=allowed, counter=bounds.counter),
+        plain=partial(
+            _telling,
+            body,
+            role=role,
+            known=call_in_words(call),
+            most=allowed,
+            counter=bounds.counter,
+        ),
         asks=asks,
     )
 
@@ -127,4 +159,8 @@ def _at_level(
 def _telling(body: Body, *, role: str, known: str, most: int, counter: TokenCounter) -> str:
     said = gist(body.text, role=role, known=known, max_tokens=most, counter=counter)
     left = most - counter.count(said) - MESSAGE_OVERHEAD
-    return beside_data(said, gist(body.data, known=known, max_tokens=left, counter=counter)) if body.data else said
+    return (
+        beside_data(said, gist(body.data, known=known, max_tokens=left, counter=counter))
+        if body.data
+        else said
+    )

@@ -6,15 +6,18 @@ from policies.draft import Bounds, Draft, Strategy, cleared, whole, word
 from policies.ledger import EditKind, PlannedMessage
 from policies.messages import parse_turn_boundaries
 
-CLEARED = frozenset({EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.MERGE, EditKind.CUSTOM})
+CLEARED = frozenset(
+    {EditKind.PRUNE, EditKind.EVICT, EditKind.DEDUPE, EditKind.MERGE, EditKind.CUSTOM}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune(Strategy):
-    """Results beyond the newest ``protect`` tokens are cleared together, if that gains more than ``minimum``.
+    """Results beyond the newest ``protect`` tokens are cleared together, if that gains more than
+    ``minimum``.
 
-    The latest ``skip_turns`` turns are not added up. ``straddle`` says what becomes of the result in which ``protect``
-    ends.
+    The latest ``skip_turns`` turns are not added up. ``straddle`` says what becomes of the result
+    in which ``protect`` ends.
     """
 
     name = "prune"
@@ -28,23 +31,32 @@ class Prune(Strategy):
         if sum(piece.tokens for _, piece in old) <= self.minimum:
             return draft
         made = ((index, piece, cleared(bounds, index, EditKind.PRUNE)) for index, piece in old)
-        pruned = draft.with_edits({index: edit for index, piece, edit in made if edit.tokens < piece.tokens})
+        pruned = draft.with_edits(
+            {index: edit for index, piece, edit in made if edit.tokens < piece.tokens}
+        )
         return pruned if draft.tokens - pruned.tokens > self.minimum else draft
 
     def scan(self, draft: Draft, bounds: Bounds) -> int:
         return sum(piece.tokens for _, piece in self._beyond(draft, bounds))
 
     def _beyond(self, draft: Draft, bounds: Bounds) -> list[tuple[int, PlannedMessage]]:
-        messages, guarded = draft.transcript.messages, bounds.protection.all
+        messages = draft.transcript.messages
+        guarded = bounds.protection.all
         turns = parse_turn_boundaries(messages)
         stop = turns[-self.skip_turns] if 0 < self.skip_turns < len(turns) else len(messages)
         found: list[tuple[int, PlannedMessage]] = []
         total = 0
         for piece in reversed(draft.pieces):
             index = piece.index
-            if index is None or index >= stop or not messages[index].is_result or not bounds.in_scope(draft, piece):
+            if (
+                index is None
+                or index >= stop
+                or not messages[index].is_result
+                or not bounds.in_scope(draft, piece)
+            ):
                 continue
-            newer, total = total, total + piece.tokens
+            newer = total
+            total = total + piece.tokens
             if not (total > self.protect if self.straddle == "clear" else newer >= self.protect):
                 continue
             if index not in guarded and piece.kind not in CLEARED:

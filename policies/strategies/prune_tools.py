@@ -1,4 +1,6 @@
-"""``prune_tools``: definitions of tools that nobody uses are left out while they take more than their bucket holds."""
+"""``prune_tools``: definitions of tools that nobody uses are left out while they take more than
+their bucket holds.
+"""
 
 import re
 from collections.abc import Sequence
@@ -24,9 +26,10 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 class PruneTools(Strategy):
     """The least used definitions go: first those never called, then those called longest ago.
 
-    What the newest user message speaks of goes last. ``steps`` newest steps count as use; of the never called ``top_k``
-    are kept. What is left out is decided once: the tools stand in front of all that the provider's cache could hold.
-    Never left out are a tool that the request names, one whose call is in the history that is sent, and the last one.
+    What the newest user message speaks of goes last. ``steps`` newest steps count as use; of the
+    never called ``top_k`` are kept. What is left out is decided once: the tools stand in front of
+    all that the provider's cache could hold. Never left out are a tool that the request names, one
+    whose call is in the history that is sent, and the last one.
     """
 
     name = "prune_tools"
@@ -36,16 +39,24 @@ class PruneTools(Strategy):
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
         excess = draft.tokens - bounds.target
         cap = bounds.budget.caps.get("tools")
-        if excess <= 0 or not draft.tools or (cap is not None and draft.tools <= bounds.budget.room_for(cap)):
+        if (
+            excess <= 0
+            or not draft.tools
+            or (cap is not None and draft.tools <= bounds.budget.room_for(cap))
+        ):
             return draft
         tools = bounds.transcript.read_tools()
         pruned = {definition.name for definition in draft.pruned}
         sent = [definition for definition in tools.definitions if definition.name not in pruned]
-        chosen = self._chosen(self._dispensable(draft, tools, sent), bounds, excess=excess)[: len(sent) - 1]
+        chosen = self._chosen(self._dispensable(draft, tools, sent), bounds, excess=excess)[
+            : len(sent) - 1
+        ]
         dropped = {definition.name for definition in chosen}
         gone = [definition for definition in sent if definition.name in dropped]
         kind = EditKind.PRUNE_TOOLS
-        return draft.with_tools_pruned(gone, [Edit(d.digest, 0, kind, "", d.digest.hex()[:12], 0) for d in gone])
+        return draft.with_tools_pruned(
+            gone, [Edit(d.digest, 0, kind, "", d.digest.hex()[:12], 0) for d in gone]
+        )
 
     def _dispensable(
         self, draft: Draft, tools: Tools, sent: Sequence[ToolDefinition]
@@ -66,7 +77,12 @@ class PruneTools(Strategy):
         self, dispensable: list[tuple[int, ToolDefinition]], bounds: Bounds, *, excess: int
     ) -> list[ToolDefinition]:
         unused = _least_relevant_first([d for used, d in dispensable if used == NEVER], bounds)
-        used = [d for _, d in sorted(((at, d) for at, d in dispensable if at != NEVER), key=lambda found: found[0])]
+        used = [
+            d
+            for _, d in sorted(
+                ((at, d) for at, d in dispensable if at != NEVER), key=lambda found: found[0]
+            )
+        ]
         at_once = 0 if self.top_k is None else max(0, len(unused) - self.top_k)
         found: list[ToolDefinition] = []
         for definition in (*unused, *used):
@@ -77,11 +93,17 @@ class PruneTools(Strategy):
         return found
 
 
-def _least_relevant_first(definitions: Sequence[ToolDefinition], bounds: Bounds) -> list[ToolDefinition]:
+def _least_relevant_first(
+    definitions: Sequence[ToolDefinition], bounds: Bounds
+) -> list[ToolDefinition]:
     current = bounds.protection.current
-    asked = _words(bounds.transcript.read(current).text) if current is not None else frozenset[str]()
+    asked = (
+        _words(bounds.transcript.read(current).text) if current is not None else frozenset[str]()
+    )
     names = [_words(d.name) & asked for d in definitions]
-    texts = [_words(d.description) & asked | name for d, name in zip(definitions, names, strict=True)]
+    texts = [
+        _words(d.description) & asked | name for d, name in zip(definitions, names, strict=True)
+    ]
     holders: dict[str, int] = {}
     for term in (term for terms in texts for term in terms):
         holders[term] = holders.get(term, 0) + 1

@@ -1,4 +1,6 @@
-"""``reasoning``: thinking of earlier turns goes: providers ignore it there, and it is paid for on every request."""
+"""``reasoning``: thinking of earlier turns goes: providers ignore it there, and it is paid for on
+every request.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -9,10 +11,12 @@ from policies.messages import step_numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning(Strategy):
-    """Thinking of earlier turns is left out of assistant messages that are ``ttl`` steps old; text and calls stay.
+    """Thinking of earlier turns is left out of assistant messages that are ``ttl`` steps old; text
+    and calls stay.
 
-    It stays in every message after the last thing that the user said, because servers refuse or degrade a tool loop
-    whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed blocks), and where nothing else is said.
+    It stays in every message after the last thing that the user said, because servers refuse or
+    degrade a tool loop whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed
+    blocks), and where nothing else is said.
     """
 
     name = "reasoning"
@@ -20,7 +24,8 @@ class Reasoning(Strategy):
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
         transcript = draft.transcript
-        steps, read = step_numbers(transcript.messages), transcript.read
+        steps = step_numbers(transcript.messages)
+        read = transcript.read
         users = [i for i, message in enumerate(transcript.messages) if message.role == "user"]
         # results that stand in the user role are no new turn
         end = next((i for i in reversed(users) if read(i).whole.strip()), 0)
@@ -39,10 +44,12 @@ class Reasoning(Strategy):
 
 
 def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) -> Draft:
-    """The draft without the thinking that stands behind the first thing that is new in it, or without any.
+    """The draft without the thinking that stands behind the first thing that is new in it, or
+    without any.
 
-    The newest Claude models sign a thought for what stood before it, and refuse it behind anything else
-    (platform.claude.com, "Preserved thinking"). What they think from now on is valid as long as the edits hold.
+    The newest Claude models sign a thought for what stood before it, and refuse it behind anything
+    else (platform.claude.com, "Preserved thinking"). What they think from now on is valid as long
+    as the edits hold.
     """
     same = 0
     if not all_of_it and not draft.tool_edits:
@@ -55,5 +62,7 @@ def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) 
         message = draft.transcript.messages[piece.index]
         if message.thought:
             left = max(MESSAGE_OVERHEAD, piece.tokens - message.thought)
-            edits[piece.index] = replace(bounds.edited(piece.index, "", EditKind.UNBOUND), tokens=left)
+            edits[piece.index] = replace(
+                bounds.edited(piece.index, "", EditKind.UNBOUND), tokens=left
+            )
     return draft.with_edits(edits)

@@ -1,10 +1,12 @@
-"""What left the window and the newest user message asks for: found by its words, quoted word for word.
+"""What left the window and the newest user message asks for: found by its words, quoted word for
+word.
 
-Every message is cut into passages of a few sentences. A word of the question weighs by its rarity in this
-conversation, so no language has to be known; words match in other forms too, by their beginning or without it. A
-passage is worth the words that it shares with the question and, less, those of its neighbours, so that an answer is
-found by the question in front of it; where the question is about an earlier request, what the assistant said to that is
-worth a share of the request's words. Nothing is brought where too little of the question's weight stands in any one
+Every message is cut into passages of a few sentences. A word of the question weighs by its rarity
+in this conversation, so no language has to be known; words match in other forms too, by their
+beginning or without it. A passage is worth the words that it shares with the question and, less,
+those of its neighbours, so that an answer is found by the question in front of it; where the
+question is about an earlier request, what the assistant said to that is worth a share of the
+request's words. Nothing is brought where too little of the question's weight stands in any one
 place that the model does not see anyway, or no more than in what it sees.
 """
 
@@ -34,34 +36,52 @@ MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
 """Messages whose passages are looked at; the others have less of the question."""
-WIDE, LEAST_WIDE = 0.4, 100
-"""Bytes up to which sentences of a message stand together: a share of the tokens there is room for."""
+WIDE = 0.4
+LEAST_WIDE = 100
+"""Bytes up to which sentences of a message stand together: a share of the tokens there is room for.
+"""
 LONG = 400
-BEGINNING, INSIDE = 0.6, 0.5
+BEGINNING = 0.6
+INSIDE = 0.5
 """What another form of a word is worth: one that begins like it, one that has its inside."""
 IDENTIFIER = 2.0
 COMMON = 0.3
 """Rarity of a word under which other forms of it are not looked for."""
-BEFORE, AFTER = 0.4, 0.15
+BEFORE = 0.4
+AFTER = 0.15
 LENGTH = 0.4
 ASKED = 0.6
 OTHERS = 0.9
-STRENGTH, STRENGTH_OF_STATEMENT = 0.3, 0.8
-"""Least squared rarity that a passage has to share with a question, or with another message; one word that stands
-nowhere else has 1."""
-SHARE_OF_QUESTION, SHARE_OF_STATEMENT = 0.10, 0.28
-"""Least share of the newest message's weight that a passage has to hold: of one that ends as a question, of another."""
-ANSWERED, MEANT = 0.5, 0.2
-"""What of a request of the user's holds for what came of it, if the newest message is about that request: the passage
-of his that shares most, and at least so much of the newest message's squared rarity."""
+STRENGTH = 0.3
+STRENGTH_OF_STATEMENT = 0.8
+"""Least squared rarity that a passage has to share with a question, or with another message; one
+word that stands nowhere else has 1.
+"""
+SHARE_OF_QUESTION = 0.10
+SHARE_OF_STATEMENT = 0.28
+"""Least share of the newest message's weight that a passage has to hold: of one that ends as a
+question, of another.
+"""
+ANSWERED = 0.5
+MEANT = 0.2
+"""What of a request of the user's holds for what came of it, if the newest message is about that
+request: the passage of his that shares most, and at least so much of the newest message's squared
+rarity.
+"""
 ENOUGH = 0.2
-"""Share of the best passage's worth from which on others are brought, too; more if the model sees the best one."""
+"""Share of the best passage's worth from which on others are brought, too; more if the model sees
+the best one.
+"""
 ENOUGH_BESIDE = 0.5
 TOLD = 0.95
-"""Share of the strength of what the request says of the question already that a passage has to have."""
+"""Share of the strength of what the request says of the question already that a passage has to
+have.
+"""
 REVISES = 0.5
 BRIEF = 16
-"""Tokens of what a user says right afterwards that is taken as about the same, whatever its words are."""
+"""Tokens of what a user says right afterwards that is taken as about the same, whatever its words
+are.
+"""
 MAX_REPLY = 2
 """Passages that an answer to a proposal has."""
 LABEL = 5
@@ -80,8 +100,9 @@ class Elsewhere(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """The characters from ``start`` to ``end`` of a message, its sentences, the marks of its words, and whether whole
-    sentences stand at its ends."""
+    """The characters from ``start`` to ``end`` of a message, its sentences, the marks of its words,
+    and whether whole sentences stand at its ends.
+    """
 
     start: int
     end: int
@@ -104,7 +125,8 @@ class MessagePage:
 
 
 class Pages:
-    """Pages by the digests of their messages, so that each message is read once; dropped when they are too many.
+    """Pages by the digests of their messages, so that each message is read once; dropped when they
+    are too many.
 
     Of a message there is the page of what its speaker says, and where it has data the page of that.
     """
@@ -122,7 +144,8 @@ class Pages:
             said = body.said if own == body.text else replace(body, text=own).said
             found = (page(said), page(data)) if data else (page(said),)
             if self._held > self._most:
-                self._held, self._kept = 0, {}
+                self._held = 0
+                self._kept = {}
             self._held += SIZE * sum(len(each.text) for each in found)
             self._kept[digest] = found
         return found
@@ -134,7 +157,9 @@ def page(text: str) -> MessagePage:
 
 
 def _marks(words: Iterable[str]) -> frozenset[str]:
-    """What words are found by: themselves, how they begin, and how they go on behind two letters."""
+    """What words are found by: themselves, how they begin, and how they go on behind two
+    letters.
+    """
     found = set[str]()
     for word in set(words):
         found.add(word)
@@ -213,13 +238,17 @@ def _forms(term: str) -> Iterator[_Form]:
         yield _Form(f"~{term[:4]}", INSIDE)
 
 
-def _weighed(words: Sequence[str], read: Sequence["_ReadMessage"]) -> tuple[list[_Term], list[float]]:
+def _weighed(
+    words: Sequence[str], read: Sequence["_ReadMessage"]
+) -> tuple[list[_Term], list[float]]:
     forms_of = {word: list(_forms(word)) for word in words}
     holding = _holding({form.mark for forms in forms_of.values() for form in forms}, read)
-    most, strengths = math.log(len(read) + 1), [0.0] * len(read)
+    most = math.log(len(read) + 1)
+    strengths = [0.0] * len(read)
     terms = list[_Term]()
     for word in words:
-        forms, best = list[_Form](), dict[int, float]()
+        forms = list[_Form]()
+        best = dict[int, float]()
         exact = 0.0
         for mark, factor in forms_of[word]:
             found = holding.get(mark)
@@ -248,7 +277,9 @@ def _holding(marks: set[str], read: Sequence["_ReadMessage"]) -> dict[str, list[
     wanted = frozenset(marks_of)
     holding: dict[str, list[int]] = {}
     for n, each in enumerate(read):
-        for mark in {mark for word in wanted.intersection(each.page.words) for mark in marks_of[word]}:
+        for mark in {
+            mark for word in wanted.intersection(each.page.words) for mark in marks_of[word]
+        }:
             holding.setdefault(mark, []).append(n)
     return holding
 
@@ -302,23 +333,33 @@ class _Place:
         return self.read.role == "user" and not is_question(self.text)
 
 
-def recall(draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()) -> Draft:
+def recall(
+    draft: Draft, bounds: Bounds, *, pages: Pages, elsewhere: Sequence[Elsewhere] = ()
+) -> Draft:
     current = bounds.protection.current
-    text = _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere) if current is not None else None
+    text = (
+        _recollected(draft, bounds, current, pages=pages, elsewhere=elsewhere)
+        if current is not None
+        else None
+    )
     if current is None or text is None:
         return draft
     edit = bounds.edited(current, text, EditKind.RECALL)
     known = bounds.known.edits.get(edit.key)
-    if known is not None and known.kind is EditKind.RECALL:  # behind another history, where it stays
+    # behind another history, where it stays
+    if known is not None and known.kind is EditKind.RECALL:
         edit = replace(edit, digest=edit.chain, occurrence=0)
     return draft.with_edits({current: edit})
 
 
 def may_recall(draft: Draft, bounds: Bounds) -> bool:
-    transcript, current = bounds.transcript, bounds.protection.current
+    transcript = bounds.transcript
+    current = bounds.protection.current
     if not bounds.settings.recall.is_automatic or bounds.ceiling is not None or current is None:
         return False
-    is_new = current - transcript.head >= bounds.known.length and not transcript.messages[current].media
+    is_new = (
+        current - transcript.head >= bounds.known.length and not transcript.messages[current].media
+    )
     return is_new and draft.changed and all(m.is_head for m in transcript.messages[current + 1 :])
 
 
@@ -329,17 +370,24 @@ def is_crowded(draft: Draft, bounds: Bounds) -> bool:
 
 def with_room(bounds: Bounds) -> Bounds:
     """Bounds for a summary beside which what is asked for has room; the same where it never has."""
-    wanted, shape = _most(bounds), bounds.shape
+    wanted = _most(bounds)
+    shape = bounds.shape
     if wanted < MIN_TOKENS:
         return bounds
     share = 1 - wanted / bounds.room
     return replace(
-        bounds, shape=replace(shape, low_water=min(shape.low_water, share), extract=min(shape.extract, share))
+        bounds,
+        shape=replace(
+            shape, low_water=min(shape.low_water, share), extract=min(shape.extract, share)
+        ),
     )
 
 
 def _room(draft: Draft, bounds: Bounds) -> int:
-    return min(_most(bounds), min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD)
+    return min(
+        _most(bounds),
+        min(bounds.budget.soft_limit, bounds.hard_limit) - draft.tokens - MESSAGE_OVERHEAD,
+    )
 
 
 def _most(bounds: Bounds) -> int:
@@ -367,17 +415,23 @@ def _recollected(
     wide = max(LEAST_WIDE, int(WIDE * most))
     places = _places(_candidates(read, strengths, liked), terms, shown, wide)
     chosen = _chosen(places, terms, set(words), asks=is_question(question), liked=liked)
-    return _written(chosen, ref=transcript.messages[current].ref, most=most, count=bounds.counter.count)
+    return _written(
+        chosen, ref=transcript.messages[current].ref, most=most, count=bounds.counter.count
+    )
 
 
 def _elsewhere(given: Sequence[Elsewhere]) -> Iterator[_ReadMessage]:
     places = {ref: n for n, ref in enumerate(dict.fromkeys(e.ref for e in given))}
-    return (_ReadMessage(places[e.ref] - len(places), e.role, page(e.text), hidden=True, ref=e.ref) for e in given)
+    return (
+        _ReadMessage(places[e.ref] - len(places), e.role, page(e.text), hidden=True, ref=e.ref)
+        for e in given
+    )
 
 
 def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage]:
     transcript = draft.transcript
-    messages, head = transcript.messages, transcript.head
+    messages = transcript.messages
+    head = transcript.head
     intact = {p.index for p in draft.pieces if p.text is None and p.index is not None}
     seen = {messages[i].digest for i in intact}
     usual = sorted(m.tokens for m in messages[head:current] if m.role == "user")
@@ -390,39 +444,63 @@ def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage
         yield from (_ReadMessage(i, DATA, each, hidden, message.ref) for each in data)
 
 
-def _candidates(read: Sequence[_ReadMessage], strengths: Sequence[float], liked: Collection[int]) -> list[_ReadMessage]:
-    """The messages that have most of the question, and those that follow them: an answer may repeat no word of it."""
+def _candidates(
+    read: Sequence[_ReadMessage], strengths: Sequence[float], liked: Collection[int]
+) -> list[_ReadMessage]:
+    """The messages that have most of the question, and those that follow them: an answer may repeat
+    no word of it.
+    """
     best = sorted(range(len(read)), key=lambda n: -strengths[n])[:MAX_MESSAGES]
     found = {m for n in best if strengths[n] > 0 for m in (n, n + 1)}
     found |= {n for n, r in enumerate(read) if r.index in liked}
     return [read[n] for n in sorted(found) if n < len(read)]
 
 
-def _places(candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str, wide: int) -> list[_Place]:
+def _places(
+    candidates: Sequence[_ReadMessage], terms: Sequence[_Term], shown: str, wide: int
+) -> list[_Place]:
     places = list[_Place]()
     shown_words = frozenset(words_of(shown))
     for read in candidates:
         for number, passage in enumerate(read.page.passages(wide)):
             has, weight, strength = _shared(terms, frozenset(passage.marks))
-            there = _stands_in(shown, shown_words, read.page.text, passage) if read.hidden else passage.sentences
-            place = _Place(read, number, passage, len(there) < len(passage.sentences), has, weight, strength)
-            place.told = strength if not place.hidden else _strength_of(there, read.page.text, terms)
+            there = (
+                _stands_in(shown, shown_words, read.page.text, passage)
+                if read.hidden
+                else passage.sentences
+            )
+            place = _Place(
+                read, number, passage, len(there) < len(passage.sentences), has, weight, strength
+            )
+            place.told = (
+                strength if not place.hidden else _strength_of(there, read.page.text, terms)
+            )
             places.append(place)
     _credit_answers(places, sum(term.weight**2 for term in terms))
     usual = sum(p.passage.end - p.passage.start for p in places) / max(1, len(places))
     for n, place in enumerate(places):
         before = places[n - 1] if n and places[n - 1].read.index >= place.read.index - 1 else None
-        after = places[n + 1] if n + 1 < len(places) and places[n + 1].read.index <= place.read.index + 1 else None
+        after = (
+            places[n + 1]
+            if n + 1 < len(places) and places[n + 1].read.index <= place.read.index + 1
+            else None
+        )
         place.worth = place.strength + BEFORE * (before.strength if before else 0.0)
         place.worth += AFTER * (after.strength if after else 0.0)
-        place.worth /= 1 - LENGTH + LENGTH * max(0.3, (place.passage.end - place.passage.start) / usual)
+        place.worth /= (
+            1 - LENGTH + LENGTH * max(0.3, (place.passage.end - place.passage.start) / usual)
+        )
         place.worth *= ASKED if is_question(place.text) else 1.0
         place.worth *= 1.0 if place.read.role == "user" else OTHERS
     return places
 
 
-def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Passage) -> Sequence[tuple[int, int]]:
-    """The sentences of a passage that are in what is shown, which is searched for those all of whose words it has."""
+def _stands_in(
+    shown: str, shown_words: frozenset[str], text: str, passage: Passage
+) -> Sequence[tuple[int, int]]:
+    """The sentences of a passage that are in what is shown, which is searched for those all of
+    whose words it has.
+    """
     return [
         (start, end)
         for start, end in passage.sentences
@@ -433,16 +511,22 @@ def _stands_in(shown: str, shown_words: frozenset[str], text: str, passage: Pass
 def _strength_of(sentences: Sequence[tuple[int, int]], text: str, terms: Sequence[_Term]) -> float:
     if not sentences:
         return 0.0
-    return _shared(terms, _marks(words_of(" ".join(text[start:end] for start, end in sentences))))[2]
+    return _shared(terms, _marks(words_of(" ".join(text[start:end] for start, end in sentences))))[
+        2
+    ]
 
 
 def _credit_answers(places: Sequence[_Place], whole: float) -> None:
-    """An answer need not say any of the words that were asked: the less of what is asked now stands in the request,
-    the more is looked for in what the assistant said right after it."""
-    request = max((p for p in places if p.read.role == "user"), key=lambda p: p.strength, default=None)
+    """An answer need not say any of the words that were asked: the less of what is asked now stands
+    in the request, the more is looked for in what the assistant said right after it.
+    """
+    request = max(
+        (p for p in places if p.read.role == "user"), key=lambda p: p.strength, default=None
+    )
     if request is None or request.strength <= MEANT * whole:
         return
-    inherits, last = ANSWERED * max(0.0, 1 - request.strength / whole), request.read.index
+    inherits = ANSWERED * max(0.0, 1 - request.strength / whole)
+    last = request.read.index
     for place in (p for p in places if p.read.index > request.read.index):
         if place.read.role == "user" or place.read.index > last + 1:
             break
@@ -454,18 +538,27 @@ def _credit_answers(places: Sequence[_Place], whole: float) -> None:
 
 
 def _chosen(
-    places: Sequence[_Place], terms: Sequence[_Term], words: Collection[str], *, asks: bool, liked: Collection[int]
+    places: Sequence[_Place],
+    terms: Sequence[_Term],
+    words: Collection[str],
+    *,
+    asks: bool,
+    liked: Collection[int],
 ) -> list[list[_Place]]:
     hidden = [p for p in places if p.hidden]
     best = next((p for p in sorted(hidden, key=lambda p: -p.strength) if _tells(p, words)), None)
     share = (best.weight if best else 0.0) / sum(t.weight for t in terms)
     meant = [[p] for p in hidden if p.read.index in liked]
     told = max((p.told for p in places), default=0.0)
-    plain = best is not None and best.strength >= max(STRENGTH if asks else STRENGTH_OF_STATEMENT, TOLD * told)
+    plain = best is not None and best.strength >= max(
+        STRENGTH if asks else STRENGTH_OF_STATEMENT, TOLD * told
+    )
     if not plain or share < (SHARE_OF_QUESTION if asks else SHARE_OF_STATEMENT):
         return meant
     most = max(p.worth for p in hidden)
-    least = max(ENOUGH * most, ENOUGH_BESIDE * max((p.worth for p in places if not p.hidden), default=0.0))
+    least = max(
+        ENOUGH * most, ENOUGH_BESIDE * max((p.worth for p in places if not p.hidden), default=0.0)
+    )
     ranked = sorted((p for p in hidden if p.worth >= least), key=lambda p: -p.worth)[:MAX_RANKED]
     later = _Later(places, terms)
     return [*([p, *later.of(p)] for p in ranked), *meant]
@@ -478,7 +571,9 @@ def _tells(place: _Place, words: Collection[str]) -> bool:
 
 
 class _Later:
-    """What the user said later about the same, and next if brief; of what the assistant said his answer to it."""
+    """What the user said later about the same, and next if brief; of what the assistant said his
+    answer to it.
+    """
 
     def __init__(self, places: Sequence[_Place], terms: Sequence[_Term]) -> None:
         self._terms = terms
@@ -515,12 +610,15 @@ class _Later:
         return sum(self._terms[n].weight for n in terms)
 
 
-def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: Callable[[str], int]) -> str | None:
+def _written(
+    chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: Callable[[str], int]
+) -> str | None:
     def write() -> str:
         return _fenced([QUOTED, *_lines([taken[key] for key in sorted(taken)])], ref)
 
     taken = dict[tuple[int, bool, int], _Place]()
-    left, text = most - count(write()), None
+    left = most - count(write())
+    text = None
     while left > 0:
         added = list[dict[tuple[int, bool, int], _Place]]()
         for group in chosen:
@@ -543,9 +641,11 @@ def _written(chosen: Sequence[Sequence[_Place]], *, ref: str, most: int, count: 
 def _lines(places: Sequence[_Place]) -> Iterator[str]:
     for _, group in groupby(places, key=lambda p: p.key[:2]):
         within = list(group)
-        read, said = within[0].read, ""
+        read = within[0].read
+        said = ""
         for n, place in enumerate(within):
-            passage, text = place.passage, read.page.text
+            passage = place.passage
+            text = read.page.text
             follows = n > 0 and within[n - 1].number == place.number - 1
             if follows:
                 said += text[within[n - 1].passage.end : passage.end]

@@ -1,13 +1,16 @@
-"""Which results can be spared: whose identifiers nobody came back to, and what others say nearly the same.
+"""Which results can be spared: whose identifiers nobody came back to, and what others say nearly
+the same.
 
-An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model knew before it saw the
-result (from the system text, the user, or its own call's arguments) is no evidence, nor are the whole numbers from 0 to
-10. Paths are compared by their ends, so that a listing's ``client.ts`` is used by ``read src/api/client.ts``. The time
-is linear in the texts, because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
+An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model
+knew before it saw the result (from the system text, the user, or its own call's arguments) is no
+evidence, nor are the whole numbers from 0 to 10. Paths are compared by their ends, so that a
+listing's ``client.ts`` is used by ``read src/api/client.ts``. The time is linear in the texts,
+because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
 
-Whether two texts are alike is somebody else's answer. A result is compared with at most :data:`NEIGHBOURS` of the
-:data:`LOOK_BACK` results of the same tool before it, if the shorter has at least half the length of the longer, and
-never more than :data:`MAX_PAIRS` pairs in all, the newest first (all ours). Equal texts need no asking.
+Whether two texts are alike is somebody else's answer. A result is compared with at most
+:data:`NEIGHBOURS` of the :data:`LOOK_BACK` results of the same tool before it, if the shorter has
+at least half the length of the longer, and never more than :data:`MAX_PAIRS` pairs in all, the
+newest first (all ours). Equal texts need no asking.
 """
 
 import json
@@ -59,7 +62,9 @@ class _Used:
 
 
 def last_references(transcript: Transcript, calls: Mapping[int, ToolCall]) -> dict[int, References]:
-    """For every tool result, by index, who used it; ``calls`` are the calls that results answer, by index."""
+    """For every tool result, by index, who used it; ``calls`` are the calls that results answer, by
+    index.
+    """
     messages = transcript.messages
     bodies = [transcript.read(i) for i in range(len(messages))]
     results = {i: _read(bodies[i].text) for i, message in enumerate(messages) if message.is_result}
@@ -84,7 +89,9 @@ def last_references(transcript: Transcript, calls: Mapping[int, ToolCall]) -> di
     return found
 
 
-def _uses(transcript: Transcript, bodies: Sequence[Body], heard: frozenset[str]) -> dict[int, frozenset[str]]:
+def _uses(
+    transcript: Transcript, bodies: Sequence[Body], heard: frozenset[str]
+) -> dict[int, frozenset[str]]:
     if not heard:
         return {}
     return {
@@ -109,7 +116,9 @@ def _index(uses: Iterable[frozenset[str]], heard: frozenset[str]) -> _Used:
 def _read(text: str) -> _Read:
     text = _plain(text)
     words = frozenset(_words(text))
-    return _Read(words, frozenset(end for word in words if "/" in word for end in _ends(word)), text)
+    return _Read(
+        words, frozenset(end for word in words if "/" in word for end in _ends(word)), text
+    )
 
 
 def _held(read: _Read, used: _Used) -> frozenset[str]:
@@ -124,7 +133,9 @@ def _held(read: _Read, used: _Used) -> frozenset[str]:
 def _identifiers(body: Body, heard: frozenset[str]) -> frozenset[str]:
     prose = {word for word in _words(_plain(body.text)) if not _PLAIN_PAIR.fullmatch(word)}
     stated = {word for value in _argument_values(body) for word in _words(_plain(value))}
-    candidates = (w for w in prose | stated if w in heard or ("/" in w and not heard.isdisjoint(_ends(w))))
+    candidates = (
+        w for w in prose | stated if w in heard or ("/" in w and not heard.isdisjoint(_ends(w)))
+    )
     return frozenset(w for w in candidates if _is_identifier(w))
 
 
@@ -145,7 +156,8 @@ def _argument_values(body: Body) -> Iterator[str]:
         except (ValueError, RecursionError):
             yield call.arguments
             continue
-        waiting, left = [document], MAX_VALUES
+        waiting = [document]
+        left = MAX_VALUES
         while waiting and left:
             node = waiting.pop()
             left -= 1
@@ -209,7 +221,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Texts by message index; those that are ``equal``, and ``pairs`` to be asked about, the older one first."""
+    """Texts by message index; those that are ``equal``, and ``pairs`` to be asked about, the older
+    one first.
+    """
 
     texts: Mapping[int, str]
     equal: tuple[tuple[int, int], ...]
@@ -237,17 +251,21 @@ def candidates(outputs: Sequence[Output]) -> Candidates:
                 equal.append((last[output.text], output.index))
             last[output.text] = output.index
             pairs.extend(
-                (other.index, output.index) for other in _neighbours(output, same[max(0, at - LOOK_BACK) : at])
+                (other.index, output.index)
+                for other in _neighbours(output, same[max(0, at - LOOK_BACK) : at])
             )
     pairs.sort(key=lambda p: (-p[1], -p[0]))
     texts = {output.index: output.text for output in outputs}
     return Candidates(texts, tuple(sorted(equal)), tuple(sorted(pairs[:MAX_PAIRS])))
 
 
-def merge(found: Candidates, similarities: Mapping[tuple[int, int], float], *, threshold: float) -> tuple[Merge, ...]:
+def merge(
+    found: Candidates, similarities: Mapping[tuple[int, int], float], *, threshold: float
+) -> tuple[Merge, ...]:
     """By index: texts linked by a similarity above ``threshold``; in each set the latest stays.
 
-    Links chain: a poll like the one after it joins the last of the row although the two may differ by now.
+    Links chain: a poll like the one after it joins the last of the row although the two may differ
+    by now.
     """
     alike = [*found.equal, *(p for p in found.pairs if similarities.get(p, 0.0) > threshold)]
     sets = sorted(_joined(alike), key=lambda members: members[-1])
@@ -278,11 +296,15 @@ def _joined(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
     """The sets of what pairs link, each in order."""
     linked: dict[int, set[int]] = {}
     for one, other in pairs:
-        smaller, larger = sorted((linked.setdefault(one, {one}), linked.setdefault(other, {other})), key=len)
+        smaller, larger = sorted(
+            (linked.setdefault(one, {one}), linked.setdefault(other, {other})), key=len
+        )
         if smaller is not larger:
             larger |= smaller
             linked |= dict.fromkeys(smaller, larger)
-    return [tuple(sorted(members)) for members in {id(each): each for each in linked.values()}.values()]
+    return [
+        tuple(sorted(members)) for members in {id(each): each for each in linked.values()}.values()
+    ]
 
 
 def _changes(texts: Sequence[str]) -> list[str]:
@@ -291,7 +313,9 @@ def _changes(texts: Sequence[str]) -> list[str]:
         for name, value in fields(text).items():
             if not values[name] or values[name][-1] != value:
                 values[name].append(value)
-    changed = [(len(seen), at, name) for at, (name, seen) in enumerate(values.items()) if len(seen) > 1]
+    changed = [
+        (len(seen), at, name) for at, (name, seen) in enumerate(values.items()) if len(seen) > 1
+    ]
     return [f"{name} {_course(values[name])}" for _, _, name in sorted(changed)[:MAX_CHANGES]]
 
 
@@ -305,7 +329,9 @@ def fields(text: str) -> dict[str, str]:
     document = (parse(text) or None) if len(text.strip()) <= _MAX_PARSED else None
     if document is not None:
         return dict(_leaves(document))
-    named = [(_named(m[1], _MAX_NAME_LEN), _named(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)]
+    named = [
+        (_named(m[1], _MAX_NAME_LEN), _named(m[2], _MAX_VALUE_LEN)) for m in _FIELD.finditer(text)
+    ]
     if named:
         found: dict[str, str] = {}
         for name, value in named[:_MAX_FIELDS]:
@@ -324,7 +350,9 @@ def _leaves(document: object) -> Iterator[tuple[str, str]]:
         if isinstance(node, dict):
             waiting.extend((_below(path, key), inner) for key, inner in reversed(node.items()))
         elif isinstance(node, list):
-            waiting.extend((_below(path, str(n)), inner) for n, inner in reversed([*enumerate(node)]))
+            waiting.extend(
+                (_below(path, str(n)), inner) for n, inner in reversed([*enumerate(node)])
+            )
         else:
             value = node if isinstance(node, str) else json.dumps(node)
             yield _named(path, _MAX_NAME_LEN), _named(value, _MAX_VALUE_LEN)

@@ -1,8 +1,9 @@
 """Content is put in shorter words, always made anew from what was said, so that nothing drifts.
 
-A layer says which messages (:class:`RewriteTask`), in which order, and how short. The tasks are done in that order
-until the draft is at the layer's target, those that a model is asked about side by side. What does not save a tenth of
-what is there now is not taken. The archive's key of the original follows the text.
+A layer says which messages (:class:`RewriteTask`), in which order, and how short. The tasks are
+done in that order until the draft is at the layer's target, those that a model is asked about side
+by side. What does not save a tenth of what is there now is not taken. The archive's key of the
+original follows the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,11 +48,12 @@ EXTRACT = "extract"
 class RewriteTask:
     """One message to be put in shorter words.
 
-    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A model, if it ``asks``
-    one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the question's address, by content. ``plain``
-    writes otherwise: nothing where that would not be good enough. A longer text is cut to ``allowed`` if that is
-    ``hard``, and then taken if it is shorter at all. ``original`` are the tokens of what was said and ``standing`` of
-    what is left if the text is not taken, the message's own where they are None.
+    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A
+    model, if it ``asks`` one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the
+    question's address, by content. ``plain`` writes otherwise: nothing where that would not be good
+    enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is shorter
+    at all. ``original`` are the tokens of what was said and ``standing`` of what is left if the
+    text is not taken, the message's own where they are None.
     """
 
     index: int
@@ -76,12 +78,16 @@ def may_ask(bounds: Bounds) -> bool:
 
 def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> Flow[Draft]:
     """The draft with the jobs done in their order until it is at the layer's target."""
-    asking, asked, rounds = may_ask(bounds), 0, 0
+    asking = may_ask(bounds)
+    asked = 0
+    rounds = 0
     waiting = [*jobs]
     failures: list[str] = []
     while not asking or rounds < MAX_ROUNDS:
         rounds += 1
-        batch, waiting = _enough(draft, bounds, waiting, most=MAX_ASKED - asked if asking else len(waiting))
+        batch, waiting = _enough(
+            draft, bounds, waiting, most=MAX_ASKED - asked if asking else len(waiting)
+        )
         if not batch:
             break
         texts = yield from texts_of(bounds, batch, asking=asking)
@@ -91,20 +97,26 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> 
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
             asking = False  # nobody answers: code does the rest
-    return replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
+    return (
+        replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
+    )
 
 
 def _enough(
     draft: Draft, bounds: Bounds, waiting: list[RewriteTask], *, most: int
 ) -> tuple[list[RewriteTask], list[RewriteTask]]:
     tokens = draft.tokens_by_index()
-    excess, left, chosen = draft.tokens - bounds.target, most, 0
+    excess = draft.tokens - bounds.target
+    left = most
+    chosen = 0
     for job in waiting:
         if excess <= 0 or (job.asks and not left):
             break
         chosen += 1
         left -= job.asks
-        excess -= max(0, tokens[job.index] - job.allowed - bounds.counter.count(job.tail) - MESSAGE_OVERHEAD)
+        excess -= max(
+            0, tokens[job.index] - job.allowed - bounds.counter.count(job.tail) - MESSAGE_OVERHEAD
+        )
     return waiting[:chosen], waiting[chosen:]
 
 
@@ -112,7 +124,10 @@ def texts_of(bounds: Bounds, jobs: Sequence[RewriteTask], *, asking: bool) -> Fl
     first = {job.key: job for job in reversed(jobs)}
     found = yield from together([_write(job, bounds, asking=asking) for job in first.values()])
     texts = dict(zip(first, found, strict=True))
-    return [texts[job.key] if job is first[job.key] else replace(texts[job.key], calls=0) for job in jobs]
+    return [
+        texts[job.key] if job is first[job.key] else replace(texts[job.key], calls=0)
+        for job in jobs
+    ]
 
 
 def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
@@ -130,7 +145,9 @@ def _write(job: RewriteTask, bounds: Bounds, *, asking: bool) -> Flow[Written]:
     )
     text = written.text.strip()
     if not text:
-        return replace(written, text=job.plain(), purpose=EXTRACT, failure=written.failure or "empty")
+        return replace(
+            written, text=job.plain(), purpose=EXTRACT, failure=written.failure or "empty"
+        )
     if job.hard:
         ref = bounds.transcript.messages[job.index].ref
         text = clip_middle(text, job.allowed, counter=bounds.counter, ref=ref)
@@ -144,10 +161,19 @@ def placed(
     edits: dict[int, Edit] = {}
     records: list[Condensed] = []
     for job, found in zip(jobs, texts, strict=True):
-        message, failure = bounds.transcript.messages[job.index], found.failure
-        edit = reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind) if found.text else None
-        if edit is not None and edit.tokens >= (1.0 if job.hard else MAX_SHARE) * pieces[job.index].tokens:
-            edit, failure = None, failure or TOO_LITTLE
+        message = bounds.transcript.messages[job.index]
+        failure = found.failure
+        edit = (
+            reworded(bounds, job.index, f"{found.text}\n{job.tail}", kind=job.kind)
+            if found.text
+            else None
+        )
+        if (
+            edit is not None
+            and edit.tokens >= (1.0 if job.hard else MAX_SHARE) * pieces[job.index].tokens
+        ):
+            edit = None
+            failure = failure or TOO_LITTLE
         if edit is not None:
             edits[job.index] = edit
         standing = message.tokens if job.standing is None else job.standing
@@ -163,22 +189,33 @@ def placed(
                 failure=failure,
             )
         )
-    return draft.with_edits(edits).with_condensed(records), [r.failure for r in records if r.failure]
+    return draft.with_edits(edits).with_condensed(records), [
+        r.failure for r in records if r.failure
+    ]
 
 
 def reworded(bounds: Bounds, index: int, text: str, *, kind: EditKind) -> Edit:
-    """The edit that puts ``text`` in place of what a message says; its calls and its thinking stay and are counted."""
-    counter, message = bounds.counter, bounds.transcript.messages[index]
+    """The edit that puts ``text`` in place of what a message says; its calls and its thinking stay
+    and are counted.
+    """
+    counter = bounds.counter
+    message = bounds.transcript.messages[index]
     edit = bounds.edited(index, text, kind)
     beside = message.tokens - counter.count(bounds.transcript.read(index).whole)
     return replace(edit, tokens=max(edit.tokens, beside + counter.count(text)))
 
 
-def reading_of(bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditKind, most: int) -> RewriteTask:
-    """A result to be read for its task by a model that sees nothing else, in a message of at most ``most`` tokens."""
-    message, counter = bounds.transcript.messages[index], bounds.counter
+def reading_of(
+    bounds: Bounds, index: int, call: ToolCall | None, *, kind: EditKind, most: int
+) -> RewriteTask:
+    """A result to be read for its task by a model that sees nothing else, in a message of at most
+    ``most`` tokens.
+    """
+    message = bounds.transcript.messages[index]
+    counter = bounds.counter
     tail = f"[weir: {message.tokens:,} tokens were read apart for this, archived as {message.ref}]"
-    text, task = bounds.transcript.read(index).text, _task(bounds, call)
+    text = bounds.transcript.read(index).text
+    task = _task(bounds, call)
     asked = blake2b(task.encode(errors="replace"), digest_size=8).hexdigest()
     return RewriteTask(
         index=index,
@@ -197,7 +234,9 @@ def _task(bounds: Bounds, call: ToolCall | None) -> str:
     current = bounds.protection.current
     asked = "" if current is None else bounds.transcript.read(current).text
     asked = clip(asked, max_tokens=MAX_TASK, counter=bounds.counter)
-    return "\n".join(part for part in (asked, shorten(call_in_words(call), MAX_CALL_LEN)) if part.strip())
+    return "\n".join(
+        part for part in (asked, shorten(call_in_words(call), MAX_CALL_LEN)) if part.strip()
+    )
 
 
 def result_origin(call: ToolCall | None) -> str:

@@ -1,4 +1,6 @@
-"""``rollover``: a new window begins with the state of the task, as does a conversation that goes on from another."""
+"""``rollover``: a new window begins with the state of the task, as does a conversation that goes on
+from another.
+"""
 
 from dataclasses import replace
 
@@ -25,8 +27,10 @@ class Rollover(Strategy):
     costs = True
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        transcript, protection = draft.transcript, bounds.protection
-        head, start = transcript.head, min(protection.active, default=len(transcript.messages))
+        transcript = draft.transcript
+        protection = bounds.protection
+        head = transcript.head
+        start = min(protection.active, default=len(transcript.messages))
         stays = [i for i in range(head, start) if i in protection.verbatim]
         gone = start - head - len(stays)
         room = _room_in_new_window(draft, bounds, start)
@@ -35,7 +39,8 @@ class Rollover(Strategy):
         state = _state(draft, bounds)
         version = max(bounds.known.next_version, draft.cut.version if draft.cut is not None else 0)
         state = replace(state, version=version, window_id=state.window_id + 1)
-        shown, ref = state if protection.task is None else state.beside_goal(), ref_at(draft, start)
+        shown = state if protection.task is None else state.beside_goal()
+        ref = ref_at(draft, start)
         around = tokens_around(bounds, gone=gone)
         said = shown.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter, ref=ref)
         told = known_summary(bounds, most=transcript.place(start))
@@ -67,14 +72,19 @@ def _state(draft: Draft, bounds: Bounds) -> Checkpoint:
 
 def _room_in_new_window(draft: Draft, bounds: Bounds, start: int) -> int:
     kept = bounds.protection.verbatim
-    open_step = sum(tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept)
+    open_step = sum(
+        tokens for i, tokens in draft.tokens_by_index().items() if i >= start and i not in kept
+    )
     limit = min(bounds.target, bounds.safe_limit)
     return min(NEW_WINDOW, limit - bounds.fixed - open_step)
 
 
 def resume(draft: Draft, bounds: Bounds) -> Draft:
-    """The draft with the resumed state in front of its first message, in at most half of the room."""
-    transcript, state = bounds.transcript, previous_state(bounds.known)
+    """The draft with the resumed state in front of its first message, in at most half of
+    the room.
+    """
+    transcript = bounds.transcript
+    state = previous_state(bounds.known)
     if not transcript.chain or state is None or not state.validate().valid:
         return draft
     room = min(NEW_WINDOW, bounds.safe_limit - draft.tokens, bounds.room // 2)
@@ -82,7 +92,11 @@ def resume(draft: Draft, bounds: Bounds) -> Draft:
     version = bounds.known.next_version
     state = replace(state, version=version, window_id=state.window_id + 1)
     around = bounds.counter.count(render_resumed("")) + MESSAGE_OVERHEAD
-    said = state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter) if room > MIN_RESUMED else ""
+    said = (
+        state.bootstrap(max_tokens=max(0, room - around), counter=bounds.counter)
+        if room > MIN_RESUMED
+        else ""
+    )
     if not said:
         return draft
     text = render_resumed(said)

@@ -1,4 +1,5 @@
-"""How much a message is worth keeping, from 0 (goes first) to 1, by one of six scorers; and the choice among messages.
+"""How much a message is worth keeping, from 0 (goes first) to 1, by one of six scorers; and the
+choice among messages.
 
 ``fifo``        what is young: for linear chat, too blunt for agents
 ``lru``         what something referred to lately
@@ -7,10 +8,11 @@
 ``hybrid``      all of these, by one of three sets of weights or weights of one's own
 ``largest``     what is young and small, whatever else is known
 
-Times are in steps. Weights of one's own stand in place of all others and sum to 1. A scorer is an estimate: messages
-within one ``band`` count as equal, and where the last band holds more than is needed, the fewest that free enough go.
-What turns out not to be needed is given back, the most valuable first. What is worth 0 is worth nothing to anybody: it
-goes before every band and does not come back.
+Times are in steps. Weights of one's own stand in place of all others and sum to 1. A scorer is an
+estimate: messages within one ``band`` count as equal, and where the last band holds more than is
+needed, the fewest that free enough go. What turns out not to be needed is given back, the most
+valuable first. What is worth 0 is worth nothing to anybody: it goes before every band and does not
+come back.
 """
 
 import math
@@ -41,7 +43,9 @@ HYBRID_WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
             "semantic_duplication": 0.10,
         },
         "article-code": {"recency": 0.15, "lru": 0.15, "priority": 0.40, "type_ttl": 0.30},
-        "equal": dict.fromkeys(("recency", "priority", "type_ttl", "reference_freq", "semantic_duplication"), 0.2),
+        "equal": dict.fromkeys(
+            ("recency", "priority", "type_ttl", "reference_freq", "semantic_duplication"), 0.2
+        ),
     }
 )
 
@@ -58,9 +62,10 @@ class ContentType(StrEnum):
 class Block:
     """One message as a scorer sees it.
 
-    ``age`` is steps since it was said, ``idle`` since something last referred to it, ``references`` how many later
-    messages of the assistant used what it says, ``behind`` how many messages there are from it on. ``worthless``: a
-    newer result replaced it, or its client marked it as the first to go.
+    ``age`` is steps since it was said, ``idle`` since something last referred to it, ``references``
+    how many later messages of the assistant used what it says, ``behind`` how many messages there
+    are from it on. ``worthless``: a newer result replaced it, or its client marked it as the first
+    to go.
     """
 
     index: int
@@ -93,7 +98,11 @@ class Scorer(Options):
         """What is wrong with the parameters together; empty if nothing is."""
         given = self._given()
         total = math.fsum(given.values())
-        return f"the weights must sum to 1, not {total:.6g}" if given and abs(total - 1.0) > 1e-6 else ""
+        return (
+            f"the weights must sum to 1, not {total:.6g}"
+            if given and abs(total - 1.0) > 1e-6
+            else ""
+        )
 
     def score(self, block: Block) -> float:
         return 0.0 if block.worthless else self.worth(block)
@@ -226,15 +235,19 @@ class _Ranked:
         return self.score, self.block.index
 
 
-def select(blocks: Sequence[Block], scorer: Scorer, *, free: int, cost: Callable[[Block], int]) -> list[Block]:
+def select(
+    blocks: Sequence[Block], scorer: Scorer, *, free: int, cost: Callable[[Block], int]
+) -> list[Block]:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 
-    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band that is reached. A
-    block that frees nothing stays.
+    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band
+    that is reached. A block that frees nothing stays.
     """
     chosen: list[_Ranked] = []
     freed = 0
-    waiting = sorted(((scorer.score(block), block.index, block) for block in blocks), key=lambda each: each[:2])
+    waiting = sorted(
+        ((scorer.score(block), block.index, block) for block in blocks), key=lambda each: each[:2]
+    )
     start = 0
     while freed < free and start < len(waiting):
         lowest = waiting[start][0]
@@ -242,7 +255,10 @@ def select(blocks: Sequence[Block], scorer: Scorer, *, free: int, cost: Callable
         stop = start + 1
         while stop < len(waiting) and waiting[stop][0] - lowest <= width:
             stop += 1
-        nets = (_Ranked(score, block.tokens - cost(block), block) for score, _, block in waiting[start:stop])
+        nets = (
+            _Ranked(score, block.tokens - cost(block), block)
+            for score, _, block in waiting[start:stop]
+        )
         taken = _fewest([ranked for ranked in nets if ranked.net > 0], free - freed)
         chosen.extend(taken)
         freed += sum(ranked.net for ranked in taken)

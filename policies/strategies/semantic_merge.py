@@ -17,7 +17,8 @@ MIN_WORDS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticMerge(Strategy):
-    """Results of one tool that are more alike than ``threshold`` become one: the latest, which says what changed.
+    """Results of one tool that are more alike than ``threshold`` become one: the latest, which says
+    what changed.
 
     Equal ones need no asking; where the answer does not come nothing else is merged.
     """
@@ -27,13 +28,20 @@ class SemanticMerge(Strategy):
 
     def run(self, draft: Draft, bounds: Bounds) -> Flow[Draft]:
         calls = bounds.transcript.calls
-        answers = ((i, piece) for i, piece, message in touchable(draft, bounds) if i in calls and not message.media)
+        answers = (
+            (i, piece)
+            for i, piece, message in touchable(draft, bounds)
+            if i in calls and not message.media
+        )
         read = draft.transcript.read
-        outputs = [Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None]
+        outputs = [
+            Output(i, calls[i].name, read(i).text) for i, piece in answers if piece.text is None
+        ]
         found = candidates(outputs)
         similarities = yield from _compared(found, bounds.settings.embeddings)
         merges = merge(found, similarities, threshold=self.threshold)
-        tokens, edits = draft.tokens_by_index(), dict[int, Edit]()
+        tokens = draft.tokens_by_index()
+        edits = dict[int, Edit]()
         for group in (_merged(bounds, each) for each in merges):
             if sum(edit.tokens for edit in group.values()) < sum(tokens[index] for index in group):
                 edits |= group
@@ -65,17 +73,24 @@ def _merged(bounds: Bounds, found: Merge) -> dict[int, Edit]:
     def gone(index: int) -> str:
         if bounds.settings.placeholder != "finding":
             return placeholder_for(bounds, index)
-        return f"[weir: merged into a later result; archived as {bounds.transcript.messages[index].ref}]"
+        return (
+            "[weir: merged into a later result; archived as"
+            f" {bounds.transcript.messages[index].ref}]"
+        )
 
     texts = {**{index: gone(index) for index in found.earlier}, found.index: found.text}
     return {index: bounds.edited(index, text, EditKind.MERGE) for index, text in texts.items()}
 
 
-def _in_words(bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit]) -> list[RewriteTask]:
+def _in_words(
+    bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit]
+) -> list[RewriteTask]:
     """What a model may say in fewer words of merged results that differ, the largest first."""
-    messages, found = bounds.transcript.messages, list[RewriteTask]()
+    messages = bounds.transcript.messages
+    found = list[RewriteTask]()
     for merged in merges:
-        members, tool = (*merged.earlier, merged.index), bounds.transcript.calls[merged.index].name
+        members = (*merged.earlier, merged.index)
+        tool = bounds.transcript.calls[merged.index].name
         texts = [bounds.transcript.read(i).text for i in members]
         if merged.index not in edits or len({*texts}) == 1:
             continue
@@ -86,11 +101,17 @@ def _in_words(bounds: Bounds, merges: Sequence[Merge], edits: Mapping[int, Edit]
                 index=merged.index,
                 kind=EditKind.MERGE,
                 allowed=max(MIN_WORDS, standing // 2),
-                tail=f"[weir: summary of this and {others}, archived as {messages[merged.index].ref}]",
-                key=blake2b(b"".join(messages[i].digest for i in members), digest_size=16).hexdigest(),
+                tail=(
+                    f"[weir: summary of this and {others}, archived as"
+                    f" {messages[merged.index].ref}]"
+                ),
+                key=blake2b(
+                    b"".join(messages[i].digest for i in members), digest_size=16
+                ).hexdigest(),
                 prompt="tool_result",
                 lines=tuple(
-                    MaterialLine(f"result of {tool}, {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)
+                    MaterialLine(f"result of {tool}, {n} of {len(texts)}", text)
+                    for n, text in enumerate(texts, 1)
                 ),
                 original=sum(messages[i].tokens for i in members),
                 standing=standing,

@@ -7,7 +7,14 @@ from policies.draft import Bounds, Draft, Strategy, is_original, number, results
 from policies.effects import Flow
 from policies.ledger import EditKind, PlannedMessage
 from policies.messages import ToolCall, step_numbers
-from policies.strategies.rewrite import RewriteTask, call_in_words, condense_each, may_ask, reading_of, result_origin
+from policies.strategies.rewrite import (
+    RewriteTask,
+    call_in_words,
+    condense_each,
+    may_ask,
+    reading_of,
+    result_origin,
+)
 from policies.summary.material import MaterialLine
 from policies.text.gist import gist
 
@@ -17,9 +24,11 @@ MIN_FINDING = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizeToolResult(Strategy):
-    """Results over ``over`` tokens become about ``ratio`` of themselves: a model's words, or the telling lines.
+    """Results over ``over`` tokens become about ``ratio`` of themselves: a model's words, or the
+    telling lines.
 
-    The largest saving goes first. A sub-agent's report above its cap is read for its task instead, whatever its size.
+    The largest saving goes first. A sub-agent's report above its cap is read for its task instead,
+    whatever its size.
     """
 
     name = "summarize_tool_result"
@@ -32,31 +41,48 @@ class SummarizeToolResult(Strategy):
         return condense_each(draft, bounds, self._jobs(draft, bounds))
 
     def _jobs(self, draft: Draft, bounds: Bounds) -> list[RewriteTask]:
-        ingest, calls, steps = bounds.settings.ingest, bounds.transcript.calls, step_numbers(draft.transcript.messages)
+        ingest = bounds.settings.ingest
+        calls = bounds.transcript.calls
+        steps = step_numbers(draft.transcript.messages)
         reports = ingest.sub_agents if may_ask(bounds) else {}
         found: list[tuple[bool, int, RewriteTask]] = []
         for index, piece, message in results(draft, bounds):
             if not is_original(piece) or steps[-1] - steps[index] < self.keep_newest:
                 continue
-            call, text = calls.get(index), draft.transcript.read(index).text
+            call = calls.get(index)
+            text = draft.transcript.read(index).text
             report = call is not None and call.name in reports
             if call is not None and message.tokens > reports.get(call.name, message.tokens):
                 most = min(reports[call.name], int(piece.tokens * 0.9))
-                job: RewriteTask | None = reading_of(bounds, index, call, kind=EditKind.SUMMARY, most=most)
+                job: RewriteTask | None = reading_of(
+                    bounds, index, call, kind=EditKind.SUMMARY, most=most
+                )
             else:
                 job = self._finding(bounds, piece, index, call)
             if job is not None:
                 plain = partial(
-                    gist, known=call_in_words(call), max_tokens=job.allowed, counter=bounds.counter, whole=True
+                    gist,
+                    known=call_in_words(call),
+                    max_tokens=job.allowed,
+                    counter=bounds.counter,
+                    whole=True,
                 )
-                found.append((report, piece.tokens - job.allowed, replace(job, plain=partial(plain, text))))
+                found.append(
+                    (report, piece.tokens - job.allowed, replace(job, plain=partial(plain, text)))
+                )
         found.sort(key=lambda f: (not f[0], -f[1], f[2].index))
         return [job for _, _, job in found]
 
-    def _finding(self, bounds: Bounds, piece: PlannedMessage, index: int, call: ToolCall | None) -> RewriteTask | None:
-        message, text = bounds.transcript.messages[index], bounds.transcript.read(index).text
+    def _finding(
+        self, bounds: Bounds, piece: PlannedMessage, index: int, call: ToolCall | None
+    ) -> RewriteTask | None:
+        message = bounds.transcript.messages[index]
+        text = bounds.transcript.read(index).text
         count = bounds.counter.count
-        if piece.tokens <= self.over or count(text if piece.text is None else piece.text) <= self.over:
+        if (
+            piece.tokens <= self.over
+            or count(text if piece.text is None else piece.text) <= self.over
+        ):
             return None
         tail = f"[weir: summary of {message.tokens:,} tokens, archived as {message.ref}]"
         return RewriteTask(

@@ -1,4 +1,6 @@
-"""``truncate_largest``: the largest results lose their middle, all down to one size at which the rest fits."""
+"""``truncate_largest``: the largest results lose their middle, all down to one size at which the
+rest fits.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,10 +29,11 @@ NOT_SUMMARISED = "not_summarised"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLargest(Strategy):
-    """The largest results lose their middle, all down to one size at which the rest fits, ``floor`` tokens at least.
+    """The largest results lose their middle, all down to one size at which the rest fits, ``floor``
+    tokens at least.
 
-    With ``truncate_after_summary`` what was put in shorter words is cut first: its finding was read out of the whole
-    before.
+    With ``truncate_after_summary`` what was put in shorter words is cut first: its finding was read
+    out of the whole before.
     """
 
     name = "truncate_largest"
@@ -39,14 +42,18 @@ class TruncateLargest(Strategy):
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
         if not self.truncate_after_summary:
-            return self._shrunk(draft, bounds, lambda piece: piece.text is None or piece.kind in SHORTENED)
+            return self._shrunk(
+                draft, bounds, lambda piece: piece.text is None or piece.kind in SHORTENED
+            )
         shrunk = self._shrunk(draft, bounds, is_condensed)
         if shrunk.tokens <= bounds.target or bounds.free_only:
             return shrunk
         rest = self._shrunk(shrunk, bounds, is_original)
         if rest is shrunk:
             return shrunk
-        return replace(rest, reason=NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED)
+        return replace(
+            rest, reason=NO_SUMMARIZER if bounds.settings.summarizer is None else NOT_SUMMARISED
+        )
 
     def _shrunk(self, draft: Draft, bounds: Bounds, may: Callable[[PlannedMessage], bool]) -> Draft:
         floor = max(1, self.floor)
@@ -67,7 +74,9 @@ class TruncateLargest(Strategy):
 
 
 def _level(sizes: Sequence[int], excess: int) -> int:
-    """The size down to which the largest of ``sizes``, in falling order, have to come to save ``excess`` together."""
+    """The size down to which the largest of ``sizes``, in falling order, have to come to save
+    ``excess`` together.
+    """
     saved = 0
     for count, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True), start=1):
         more = count * (size - following)
@@ -77,7 +86,9 @@ def _level(sizes: Sequence[int], excess: int) -> int:
     return 0
 
 
-def _cut(bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, floor: int) -> Edit | None:
+def _cut(
+    bounds: Bounds, index: int, piece: PlannedMessage, *, allowed: int, floor: int
+) -> Edit | None:
     """The edit that brings one result down to ``allowed`` tokens; None where it does not pay.
 
     An original is cut anew from all of it, a text in shorter words as it is.

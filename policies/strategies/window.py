@@ -1,7 +1,8 @@
 """``window``: the newest messages or turns stay, what is older goes without a summary.
 
-Units go whole, so that no result loses its call. Head, task, pinned messages and the newest step stay wherever they
-are. A summary that is passed over stays in front of what is left: it is all that is left of what it replaced.
+Units go whole, so that no result loses its call. Head, task, pinned messages and the newest step
+stay wherever they are. A summary that is passed over stays in front of what is left: it is all that
+is left of what it replaced.
 """
 
 from bisect import bisect_right
@@ -15,7 +16,8 @@ OUTSIDE = NOTE_BEGINS + "{count} earlier messages are outside the window; archiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(Strategy):
-    """A window that slides: the newest ``messages`` or ``turns`` stay; ``note`` leaves a line about what is missing.
+    """A window that slides: the newest ``messages`` or ``turns`` stay; ``note`` leaves a line about
+    what is missing.
 
     A model's notes are not carried on, so that the next ones tell of what went without them too.
     """
@@ -26,11 +28,17 @@ class Window(Strategy):
     note: bool = flag()
 
     def apply(self, draft: Draft, bounds: Bounds) -> Draft:
-        start, head, active = self._start(draft, bounds), draft.transcript.head, draft.active_cut
+        start = self._start(draft, bounds)
+        head = draft.transcript.head
+        active = draft.active_cut
         if start <= (head if active is None else draft.transcript.after(active.covers)):
             return draft
         stays = _stays(draft, bounds, start)
-        if all(p.index in stays for p in draft.pieces if p.index is not None and head <= p.index < start):
+        if all(
+            p.index in stays
+            for p in draft.pieces
+            if p.index is not None and head <= p.index < start
+        ):
             return draft
         text = active.text if active is not None and not active.text.startswith(NOTE_BEGINS) else ""
         if not text and self.note:
@@ -41,7 +49,8 @@ class Window(Strategy):
         return slid if slid.tokens < draft.tokens else draft
 
     def _start(self, draft: Draft, bounds: Bounds) -> int:
-        messages, head = draft.transcript.messages, draft.transcript.head
+        messages = draft.transcript.messages
+        head = draft.transcript.head
         units = tuple(unit.start for unit in bounds.transcript.steps)
         if self.turns > 0:
             turns = parse_turn_boundaries(messages)

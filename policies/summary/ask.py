@@ -1,7 +1,8 @@
 """Asking a model for a summary: the flow that everybody uses who wants one in words.
 
-Send the fenced transcript, in parts that the summariser can read and whose notes are merged. Judge every reply and take
-out what it invented. A useless reply is asked for once more, with the reason; a failure is a value with its code.
+Send the fenced transcript, in parts that the summariser can read and whose notes are merged. Judge
+every reply and take out what it invented. A useless reply is asked for once more, with the reason;
+a failure is a value with its code.
 """
 
 from collections.abc import Sequence
@@ -41,15 +42,17 @@ MAX_NAMED_LEN = 80
 MAX_LOST = 0.34
 """Share of its lines that an answer may lose for what they invent."""
 LOST_IN_FORM = frozenset({"empty", "too_short", "loop"})
-"""What small models answer that copy the headings and fill in nothing; in plain prose the same models say something."""
+"""What small models answer that copy the headings and fill in nothing; in plain prose the same
+models say something.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """A summary and what it cost; empty with a ``failure`` where there is none.
 
-    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. In the making ``answers`` counts
-    those to its newest part.
+    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. In the making
+    ``answers`` counts those to its newest part.
     """
 
     text: str = ""
@@ -76,11 +79,16 @@ class _SummaryRequest:
 
     @property
     def room(self) -> int:
-        count, p = self.counter.count, self.prompt
-        asked = max(count(p.ask(max_tokens=self.max_tokens, merge=m, task=self.task)) for m in (False, True))
+        count = self.counter.count
+        p = self.prompt
+        asked = max(
+            count(p.ask(max_tokens=self.max_tokens, merge=m, task=self.task)) for m in (False, True)
+        )
         again = count(p.ask_again("invented", max_tokens=self.max_tokens)) + CHECK_TOKENS
         schema = count(repr(dict(p.schema))) if p.schema else 0
-        return self.max_input - (count(p.system) + asked + again + schema + FENCE_TOKENS + self.max_tokens)
+        return self.max_input - (
+            count(p.system) + asked + again + schema + FENCE_TOKENS + self.max_tokens
+        )
 
     @property
     def aim(self) -> int:
@@ -100,7 +108,14 @@ class _SummaryRequest:
     def question(self, asked: str) -> Summarize:
         prompt = self.prompt
         schema = dict(prompt.schema) if self.by_schema else {}
-        return Summarize(prompt.system, asked, self.max_tokens, prompt.purpose, schema=schema, key=self._address(asked))
+        return Summarize(
+            prompt.system,
+            asked,
+            self.max_tokens,
+            prompt.purpose,
+            schema=schema,
+            key=self._address(asked),
+        )
 
     def _address(self, asked: str) -> str:
         if not self.key:
@@ -124,19 +139,25 @@ def condense(
     task: str = "",
     beside: Sequence[MaterialLine] = (),
 ) -> Flow[Written]:
-    """A summary of ``lines`` that goes on from ``previous``, of about ``max_tokens`` (half more at the most).
+    """A summary of ``lines`` that goes on from ``previous``, of about ``max_tokens`` (half more at
+    the most).
 
-    No question with its answer takes more than ``max_input``. ``task`` is what a reading is for; ``beside`` the notes
-    may name, though it is not asked about.
+    No question with its answer takes more than ``max_input``. ``task`` is what a reading is for;
+    ``beside`` the notes may name, though it is not asked about.
     """
     asked = PROMPTS[prompt]
     said = sized(harmless_lines(lines), counter)
     if not said:
         return Written(failure="nothing", purpose=asked.purpose)
-    earlier, task = harmless(previous), harmless(task)
+    earlier = harmless(previous)
+    task = harmless(task)
     if asked.prefix:
         earlier = earlier.replace(asked.prefix, "").strip()
-    shown = clip_middle(task, min(MAX_TASK_TOKENS, max_input // 8), counter=counter, ref=ARCHIVE) if task else ""
+    shown = (
+        clip_middle(task, min(MAX_TASK_TOKENS, max_input // 8), counter=counter, ref=ARCHIVE)
+        if task
+        else ""
+    )
     request = _SummaryRequest(
         prompt=asked,
         max_tokens=max(1, min(max_tokens, int(max_input * MAX_ANSWER_SHARE))),
@@ -154,7 +175,9 @@ def condense(
 
 
 def _in_transcript(request: _SummaryRequest, *, most_chunks: int) -> Flow[Written]:
-    room, notes, counter = request.room, request.previous, request.counter
+    room = request.room
+    notes = request.previous
+    counter = request.counter
     if notes and counter.count(notes) > room * MAX_PREVIOUS_SHARE:
         notes = clip_middle(notes, int(room * MAX_PREVIOUS_SHARE), counter=counter, ref=ARCHIVE)
     room -= counter.count(notes) + (FENCE_TOKENS if notes else 0)
@@ -183,8 +206,12 @@ def _in_transcript(request: _SummaryRequest, *, most_chunks: int) -> Flow[Writte
     return (yield from _in_chunks(request, parts))
 
 
-def _in_chunks(request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, str]]) -> Flow[Written]:
-    """The notes on every part, merged; a part that failed is asked for again, then left out if half are there."""
+def _in_chunks(
+    request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, str]]
+) -> Flow[Written]:
+    """The notes on every part, merged; a part that failed is asked for again, then left out if half
+    are there.
+    """
     takes = yield from together([_ask(part, material) for part, material in parts])
     calls = sum(t.calls for t in takes)
     again = [n for n, t in enumerate(takes) if not t.text and t.calls < MAX_ANSWERS]
@@ -197,7 +224,9 @@ def _in_chunks(request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, 
     return replace(merged, calls=merged.calls + calls)
 
 
-def _merge_takes(request: _SummaryRequest, takes: Sequence[Written], *, depth: int) -> Flow[Written]:
+def _merge_takes(
+    request: _SummaryRequest, takes: Sequence[Written], *, depth: int
+) -> Flow[Written]:
     told = [t.text for t in takes if t.text]
     if len(told) * 2 < len(takes) or not told:
         return Written(failure=next(t.failure for t in takes if not t.text))
@@ -208,14 +237,18 @@ def _merge(request: _SummaryRequest, texts: Sequence[str], *, depth: int) -> Flo
     if len(texts) == 1:
         return _judged(request, texts[0])
     counter = request.counter
-    lines = sized([MaterialLine(f"notes on part {n}", text) for n, text in enumerate(texts, 1)], counter)
+    lines = sized(
+        [MaterialLine(f"notes on part {n}", text) for n, text in enumerate(texts, 1)], counter
+    )
     groups = _merge_groups(lines, request.room, last=depth >= MAX_DEPTH, counter=counter)
     if len(groups) == 1:
         taken = yield from _ask(request, render_transcript(groups[0]), merge=True)
         if taken.failure and counter.count("\n".join(texts)) <= request.max_tokens:
             taken = replace(_judged(request, "\n".join(texts)), calls=taken.calls)
         return taken
-    takes = yield from together([_merge_group(replace(request, by_schema=False), group) for group in groups])
+    takes = yield from together(
+        [_merge_group(replace(request, by_schema=False), group) for group in groups]
+    )
     merged = yield from _merge_takes(request, takes, depth=depth + 1)
     return replace(merged, calls=merged.calls + sum(t.calls for t in takes))
 
@@ -229,7 +262,9 @@ def _merge_group(request: _SummaryRequest, group: Sequence[MaterialLine]) -> Flo
 def _merge_groups(
     lines: Sequence[MaterialLine], room: int, *, last: bool, counter: TokenCounter
 ) -> list[list[MaterialLine]]:
-    """Consecutive notes in groups that fit one question, two at the least; all in one, clipped, at the last level."""
+    """Consecutive notes in groups that fit one question, two at the least; all in one, clipped, at
+    the last level.
+    """
     groups: list[list[MaterialLine]] = [[]]
     used = 0
     most = room // len(lines) if last else room // 2
@@ -244,7 +279,9 @@ def _merge_groups(
     return groups
 
 
-def _ask(request: _SummaryRequest, material: str, *, merge: bool = False, answers: int = 0) -> Flow[Written]:
+def _ask(
+    request: _SummaryRequest, material: str, *, merge: bool = False, answers: int = 0
+) -> Flow[Written]:
     asked = f"{material}\n\n{request.instruction(merge=merge)}"
     reply = yield request.question(asked)
     calls = 1
@@ -305,7 +342,12 @@ def _count_lines(text: str) -> int:
 def _finished(request: _SummaryRequest, take: Written) -> Written:
     prompt = request.prompt
     if not take.text:
-        return Written(calls=take.calls, failure=take.failure or "failed", purpose=prompt.purpose, dropped=take.dropped)
+        return Written(
+            calls=take.calls,
+            failure=take.failure or "failed",
+            purpose=prompt.purpose,
+            dropped=take.dropped,
+        )
     text = harmless(take.text.replace(prompt.prefix, "") if prompt.prefix else take.text).strip()
     return replace(
         take,
@@ -322,9 +364,16 @@ def lines_of(sources: Sequence[Source]) -> list[MaterialLine]:
             lines.append(MaterialLine(DATA, source.text))
             continue
         if source.is_result:
-            lines.append(MaterialLine(f"result of {source.tool}" if source.tool else "tool result", source.text))
+            lines.append(
+                MaterialLine(
+                    f"result of {source.tool}" if source.tool else "tool result", source.text
+                )
+            )
             continue
         if source.text.strip():
             lines.append(MaterialLine(source.role, source.text))
-        lines += [MaterialLine(f"{source.role} calls {call.name}", call.arguments) for call in source.calls]
+        lines += [
+            MaterialLine(f"{source.role} calls {call.name}", call.arguments)
+            for call in source.calls
+        ]
     return lines

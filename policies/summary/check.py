@@ -1,8 +1,9 @@
-"""Whether a model's reply can be used as a summary: it says something, declines nothing, repeats nothing, is smaller.
+"""Whether a model's reply can be used as a summary: it says something, declines nothing, repeats
+nothing, is smaller.
 
-A reply is refused with a short code, which names its reason when it is asked for once more. What it names that its
-material lacks is looked at next (:mod:`policies.summary.identifiers`). Every pattern is bounded, and of a reply only
-as much is read as an answer of the asked length can have.
+A reply is refused with a short code, which names its reason when it is asked for once more. What it
+names that its material lacks is looked at next (:mod:`policies.summary.identifiers`). Every pattern
+is bounded, and of a reply only as much is read as an answer of the asked length can have.
 """
 
 import json
@@ -20,9 +21,13 @@ from policies.tokens import TokenCounter
 SMALLER = 0.9
 TOO_LONG = 1.5
 MAX_TOKEN_LEN = 32
-"""Characters; a text of more characters than this times its allowance is too long without being counted."""
+"""Characters; a text of more characters than this times its allowance is too long without being
+counted.
+"""
 DEFLATES = 10
-"""A text that deflates to a tenth says the same over and over; of 900 real answers none came below a fifth."""
+"""A text that deflates to a tenth says the same over and over; of 900 real answers none came below
+a fifth.
+"""
 MAX_REPEATED = 4
 """Times that a sentence may stand; a text is refused of which such ones are most."""
 MOST_UNREADABLE = 0.02
@@ -60,7 +65,9 @@ _PREAMBLE = re.compile(
     r"|the following)\b)[^\n]{0,160}:[ \t*]{0,6}\n",
     re.IGNORECASE,
 )
-_THOUGHT = re.compile(r"<(/?)(?:think|thinking|reasoning|analysis|scratchpad|reflection)>", re.IGNORECASE)
+_THOUGHT = re.compile(
+    r"<(/?)(?:think|thinking|reasoning|analysis|scratchpad|reflection)>", re.IGNORECASE
+)
 _UNREADABLE = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ue000-\uf8ff\ud800-\udfff]")
 _NOTHING = re.compile(
     r"[\s\W_]{0,20}(?:none|nothing|null|n/?a|tbd|unknown|no notes?"
@@ -83,7 +90,13 @@ _FENCE = re.compile(r"```[a-zA-Z0-9_-]{0,20}[ \t]{0,20}\n")
 
 
 def judge(
-    reply: object, *, material: str, prompt: Prompt, max_tokens: int, counter: TokenCounter, original: int | None = None
+    reply: object,
+    *,
+    material: str,
+    prompt: Prompt,
+    max_tokens: int,
+    counter: TokenCounter,
+    original: int | None = None,
 ) -> tuple[str, str]:
     """The usable text of a reply and "", or "" and the code of why it is refused.
 
@@ -115,7 +128,9 @@ def judge(
 
 
 def declines(text: str, *, material: str = "") -> bool:
-    """Whether a reply is a refusal, or the short text of an error that its material does not speak of."""
+    """Whether a reply is a refusal, or the short text of an error that its material does not speak
+    of.
+    """
     text = without_reasoning(text)
     error = _ERROR.match(text) if len(text) <= BRIEF_LEN else None
     is_error = error is not None and error.group().strip(' "{[').lower() not in material.lower()
@@ -123,7 +138,9 @@ def declines(text: str, *, material: str = "") -> bool:
 
 
 def without_reasoning(text: str) -> str:
-    """``text`` without what stands in thinking tags; all before an end that has no beginning is thinking too."""
+    """``text`` without what stands in thinking tags; all before an end that has no beginning is
+    thinking too.
+    """
     kept: list[str] = []
     depth = 0
     at = 0
@@ -197,7 +214,8 @@ def _loops(text: str) -> bool:
 def under_headings(text: str) -> str:
     """JSON by the schema, or prose with headings, as the headings and their items.
 
-    Prose comes back as it is where they are less than most of it, and JSON that cannot be read as an empty text.
+    Prose comes back as it is where they are less than most of it, and JSON that cannot be read as
+    an empty text.
     """
     if text.startswith("{"):
         return _shown(_from_json(text))
@@ -240,7 +258,9 @@ def _from_json(text: str) -> dict[str, list[str]]:
     for key, value in raw.items():
         items = value if isinstance(value, list) else [value]
         said = (_decision(each) if isinstance(each, Mapping) else each for each in items)
-        found.setdefault(field_named(key.replace("_", " ")), []).extend(each for each in said if isinstance(each, str))
+        found.setdefault(field_named(key.replace("_", " ")), []).extend(
+            each for each in said if isinstance(each, str)
+        )
     return found
 
 

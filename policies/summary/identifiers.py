@@ -1,8 +1,8 @@
 """Whether what a note names is in what it was made from.
 
-Identifiers, numbers and names are looked up in all of the material, which may be a hundred times longer. What
-is written another way (``1,200`` for ``1200``, ``17.5.2024`` for ``2024-05-17``, ``UTF-8`` for ``utf8``, the beginning
-of a commit's hash) is not invented.
+Identifiers, numbers and names are looked up in all of the material, which may be a hundred times
+longer. What is written another way (``1,200`` for ``1200``, ``17.5.2024`` for ``2024-05-17``,
+``UTF-8`` for ``utf8``, the beginning of a commit's hash) is not invented.
 """
 
 import re
@@ -72,7 +72,9 @@ class _Material:
             return self.holds(value[: max(MIN_NAME_LEN, len(value) - INFLECTED)], prefix=True)
         if "/" in value and all(self.holds(part) for part in _PARTS.findall(value.lstrip("~."))):
             return True
-        return (_HEX.match(value) is not None and self.holds(value, prefix=True)) or self._holds_loosely(value)
+        return (
+            _HEX.match(value) is not None and self.holds(value, prefix=True)
+        ) or self._holds_loosely(value)
 
     def _holds_loosely(self, value: str) -> bool:
         value = _NOT_WORD.sub("", value)
@@ -106,15 +108,18 @@ def _ends(text: str, end: int, value: str) -> bool:
 
 
 def _joins(other: str, own: str) -> bool:
-    """Whether two characters side by side are of one word: scripts without blanks follow Latin ones directly."""
+    """Whether two characters side by side are of one word: scripts without blanks follow Latin ones
+    directly.
+    """
     return other.isalnum() and other.isascii() == own.isascii()
 
 
 def hard_terms(text: str, *, names: bool = True) -> tuple[str, ...]:
-    """What a sentence cannot paraphrase: identifiers, numbers, what stands in quotation marks, and names.
+    """What a sentence cannot paraphrase: identifiers, numbers, what stands in quotation marks, and
+    names.
 
-    A name is a word with a capital that does not begin a sentence; ``names`` is false where a language writes other
-    words so as well.
+    A name is a word with a capital that does not begin a sentence; ``names`` is false where a
+    language writes other words so as well.
     """
     found: dict[str, None] = {}
     for line in text.split("\n"):
@@ -123,13 +128,21 @@ def hard_terms(text: str, *, names: bool = True) -> tuple[str, ...]:
             for n, word in enumerate(WORD.finditer(sentence)):
                 said = word.group()
                 if _is_hard(said) or (
-                    names and n and said[0].isupper() and said.isalpha() and not _follows_mark(sentence, word.start())
+                    names
+                    and n
+                    and said[0].isupper()
+                    and said.isalpha()
+                    and not _follows_mark(sentence, word.start())
                 ):
                     found[said] = None
             for number in _NUMBER.findall(_SEPARATED.sub("", sentence)):
                 if sum(c.isdigit() for c in number) >= MIN_NUMBER_LEN and number not in found:
                     found[number] = None
-    return tuple(t for t in found if not any(t != o and t.isdigit() and t in _NUMBER.findall(o) for o in found))
+    return tuple(
+        t
+        for t in found
+        if not any(t != o and t.isdigit() and t in _NUMBER.findall(o) for o in found)
+    )
 
 
 def _is_hard(word: str) -> bool:
@@ -155,7 +168,9 @@ def capitals_tell(*texts: str) -> bool:
 
 
 def invented(text: str, material: str, *, names: bool = True) -> tuple[str, ...]:
-    """The identifiers, longer numbers and names of ``text`` that occur in ``material`` in no spelling, in order."""
+    """The identifiers, longer numbers and names of ``text`` that occur in ``material`` in no
+    spelling, in order.
+    """
     known = _Material(material)
     return tuple(term for term in hard_terms(text, names=names) if not known.has(term))
 

@@ -1,8 +1,10 @@
-"""Text as data: who said it, unable to close its fence or to speak for others, in parts that a model can read at once.
+"""Text as data: who said it, unable to close its fence or to speak for others, in parts that a
+model can read at once.
 
-Whoever wrote a tool result may have written anything into it: markers that close a fence, a chat template's control
-tokens, labels of a speaker. All of them are replaced by look-alikes, invisible characters are left out, and the
-fence's tag is a digest of what it holds, so no content can know it.
+Whoever wrote a tool result may have written anything into it: markers that close a fence, a chat
+template's control tokens, labels of a speaker. All of them are replaced by look-alikes, invisible
+characters are left out, and the fence's tag is a digest of what it holds, so no content can know
+it.
 """
 
 import hashlib
@@ -18,12 +20,16 @@ _INVISIBLE = re.compile(
     "\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
     "|(?<![\u0600-\u109f\u1780-\u18aa\u2600-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff])[\u200c\u200d]"
 )
-"""Characters that no reader sees: they split a marker for a pattern, or spell text for a model alone.
+"""Characters that no reader sees: they split a marker for a pattern, or spell text for a model
+alone.
 
-One joiner stays behind a letter of a script that spells with it (Persian, Hindi, Malayalam …) and behind an emoji.
+One joiner stays behind a letter of a script that spells with it (Persian, Hindi, Malayalam …) and
+behind an emoji.
 """
 _LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
-_WIDE = str.maketrans({"\uff1c": "\u2039", "\uff1e": "\u203a", "\ufe64": "\u2039", "\ufe65": "\u203a"})
+_WIDE = str.maketrans(
+    {"\uff1c": "\u2039", "\uff1e": "\u203a", "\ufe64": "\u2039", "\ufe65": "\u203a"}
+)
 _OPENERS = (
     r"s|bos|eos|pad|sys|system|developer|assistant|user|human|model|ipython|tools?|tool_\w{1,20}|functions?"
     r"|function_\w{1,20}"
@@ -59,12 +65,16 @@ NO_ROOM = "(There was no room to keep anything of them here.)"
 
 
 def defang(text: str) -> str:
-    """``text`` in which nothing can close the fence, open a role or pass for a chat template's control token."""
+    """``text`` in which nothing can close the fence, open a role or pass for a chat template's
+    control token.
+    """
     return _INSTRUCTION.sub("(", _MARKUP.sub("\u2039", text))
 
 
 def harmless(text: str) -> str:
-    """``text`` in which nothing closes a fence, opens a role or is invisible; harmless text comes back as it is."""
+    """``text`` in which nothing closes a fence, opens a role or is invisible; harmless text comes
+    back as it is.
+    """
     if not text.isascii():
         text = _INVISIBLE.sub("", text).translate(_WIDE).encode(errors="replace").decode()
         text = _LINE_ENDS.sub("\n", text)
@@ -74,7 +84,9 @@ def harmless(text: str) -> str:
 
 
 def fence(ref: str, *, content: str) -> str:
-    """The fence's tag: the same for the same content, and not one that the content could have guessed."""
+    """The fence's tag: the same for the same content, and not one that the content could have
+    guessed.
+    """
     seal = hashlib.blake2b(f"{ref}\0{content}".encode(errors="replace"), digest_size=8).digest()
     return f"weir-{int.from_bytes(seal) % 1_000_000:06}"
 
@@ -96,26 +108,36 @@ def enclosed(name: str, content: str) -> str:
 
 
 def way_back(*, calls: bool, tool: str = "") -> str:
-    """How a model sees again what was removed: by ``calls`` that it made, or by the recall ``tool``."""
+    """How a model sees again what was removed: by ``calls`` that it made, or by the recall
+    ``tool``.
+    """
     return REPEAT.format(tool=RECALL.format(name=tool) if tool else "") if calls else ""
 
 
 def render_summary(extract_text: str, *, narrative: str = "", removed: int, back: str = "") -> str:
-    """The message in place of ``removed`` earlier ones, in nobody's voice; the same input gives the same text.
+    """The message in place of ``removed`` earlier ones, in nobody's voice; the same input gives the
+    same text.
 
     ``back`` is the way back to them.
     """
     told = f"{MODELS_NOTES}\n{INDENT}{indented(narrative.strip())}" if narrative.strip() else ""
-    body = harmless("\n".join(part.strip() for part in (told, extract_text) if part.strip())) or NO_ROOM
+    body = (
+        harmless("\n".join(part.strip() for part in (told, extract_text) if part.strip()))
+        or NO_ROOM
+    )
     return _written_by_weir(f"{REMOVED.format(removed=removed)}{back}", body)
 
 
 def render_resumed(said: str) -> str:
-    return _written_by_weir(f" from an earlier conversation that this one continues. {DATA}", harmless(said.strip()))
+    return _written_by_weir(
+        f" from an earlier conversation that this one continues. {DATA}", harmless(said.strip())
+    )
 
 
 def inside(text: str) -> str | None:
-    """What stands in a message that Weir has written, without its fence; None for any other message."""
+    """What stands in a message that Weir has written, without its fence; None for any other
+    message.
+    """
     found = _BY_WEIR.fullmatch(text)
     return None if found is None else found[2]
 
@@ -127,7 +149,8 @@ def _written_by_weir(heading: str, body: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MaterialLine:
-    """One thing said: who (``user``, ``assistant``, ``assistant calls look``, ``result of look``) and what.
+    """One thing said: who (``user``, ``assistant``, ``assistant calls look``, ``result of look``)
+    and what.
 
     ``tokens`` are what it takes in a transcript, once :func:`sized` has counted them.
     """
@@ -149,12 +172,19 @@ class MaterialLine:
 
 
 def label(origin: str) -> str:
-    shown = " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip() or "unknown"
+    shown = (
+        " ".join(_NOT_IN_ORIGIN.sub(" ", harmless(origin)).split())[:MAX_ORIGIN_LEN].strip()
+        or "unknown"
+    )
     return f"tool {shown}" if _INSTRUCTION.match(f"[{shown}]") else shown
 
 
 def harmless_lines(lines: Sequence[MaterialLine]) -> list[MaterialLine]:
-    return [MaterialLine(label(line.origin), harmless(line.text).strip()) for line in lines if line.text.strip()]
+    return [
+        MaterialLine(label(line.origin), harmless(line.text).strip())
+        for line in lines
+        if line.text.strip()
+    ]
 
 
 def render_transcript(lines: Sequence[MaterialLine], *, previous: str = "") -> str:
@@ -171,11 +201,14 @@ def clipped(line: MaterialLine, most: int, counter: TokenCounter) -> MaterialLin
     return sized([replace(line, text=text)], counter)[0]
 
 
-def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: TokenCounter) -> list[list[MaterialLine]]:
-    """Sized lines in at most ``most`` consecutive chunks of at most ``room`` tokens, all of about the same size.
+def divide(
+    lines: Sequence[MaterialLine], room: int, *, most: int, counter: TokenCounter
+) -> list[list[MaterialLine]]:
+    """Sized lines in at most ``most`` consecutive chunks of at most ``room`` tokens, all of about
+    the same size.
 
-    A call stays with its results. Only where there would be more chunks are the longest lines cut, then lines in the
-    middle left out with a note that says so.
+    A call stays with its results. Only where there would be more chunks are the longest lines cut,
+    then lines in the middle left out with a note that says so.
     """
     total = sum(line.tokens for line in lines)
     if total <= room:
@@ -188,15 +221,20 @@ def divide(lines: Sequence[MaterialLine], room: int, *, most: int, counter: Toke
     half = max(1, most // 2)
     end = len(chunks) - (most - half)
     left_out = sum(map(len, chunks[half:end]))
-    note = MaterialLine("omitted", f"{left_out} lines are left out here", TOKENS_PER_PART + TOKENS_PER_LINE)
+    note = MaterialLine(
+        "omitted", f"{left_out} lines are left out here", TOKENS_PER_PART + TOKENS_PER_LINE
+    )
     if sum(line.tokens for line in chunks[half - 1]) + note.tokens <= room:
         chunks[half - 1].append(note)
     return [*chunks[:half], *chunks[end:]]
 
 
-def _cut_to(lines: Sequence[MaterialLine], budget: int, counter: TokenCounter) -> list[MaterialLine]:
+def _cut_to(
+    lines: Sequence[MaterialLine], budget: int, counter: TokenCounter
+) -> list[MaterialLine]:
     sizes = sorted(line.tokens for line in lines)
-    left, cap = budget, MIN_LINE
+    left = budget
+    cap = MIN_LINE
     for n, size in enumerate(sizes):
         cap = left // (len(sizes) - n)
         if size > cap:
@@ -206,14 +244,18 @@ def _cut_to(lines: Sequence[MaterialLine], budget: int, counter: TokenCounter) -
     return [line if line.tokens <= cap else clipped(line, cap, counter) for line in lines]
 
 
-def _pack(lines: Sequence[MaterialLine], room: int, counter: TokenCounter) -> list[list[MaterialLine]]:
+def _pack(
+    lines: Sequence[MaterialLine], room: int, counter: TokenCounter
+) -> list[list[MaterialLine]]:
     total = sum(line.tokens for line in lines)
     even = min(room, total // -(-total // room) + room // 10)
     chunks: list[list[MaterialLine]] = [[]]
     used = 0
     for group in _groups(lines):
         whole = sum(line.tokens for line in group) <= room
-        parts = [group] if whole else [[part] for line in group for part in _parts(line, room, counter)]
+        parts = (
+            [group] if whole else [[part] for line in group for part in _parts(line, room, counter)]
+        )
         for part in parts:
             tokens = sum(line.tokens for line in part)
             if chunks[-1] and used + tokens > (even if len(parts) == 1 else room):
@@ -230,7 +272,11 @@ def _groups(lines: Sequence[MaterialLine]) -> Iterator[list[MaterialLine]]:
         before = group[-1] if group else None
         joins = before is not None and (
             (line.is_result and (before.is_call or before.is_result))
-            or (line.is_call and not before.is_result and (before.is_call or before.origin == "assistant"))
+            or (
+                line.is_call
+                and not before.is_result
+                and (before.is_call or before.origin == "assistant")
+            )
         )
         if group and not joins:
             yield group
@@ -246,7 +292,11 @@ def _parts(line: MaterialLine, room: int, counter: TokenCounter) -> list[Materia
     inner = max(1, room - TOKENS_PER_PART - TOKENS_PER_LINE - counter.count(line.origin))
     texts = split_text(line.text, inner, counter=counter)
     return sized(
-        [MaterialLine(f"{line.origin}, part {n} of {len(texts)}", text) for n, text in enumerate(texts, 1)], counter
+        [
+            MaterialLine(f"{line.origin}, part {n} of {len(texts)}", text)
+            for n, text in enumerate(texts, 1)
+        ],
+        counter,
     )
 
 

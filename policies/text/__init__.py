@@ -1,1 +1,3 @@
-"""What a text says: segments, their terms, and the extract that is chosen among them. No language is built in."""
+"""What a text says: segments, their terms, and the extract that is chosen among them. No language
+is built in.
+"""

@@ -1,9 +1,9 @@
 """What terms are worth, and which items are chosen for it.
 
-Weighted maximum coverage: an item is worth what its terms are, and a term that is shown already is worth less each
-time. Terms weigh by their rarity in this conversation and by their shape, not by what they mean in a language. Chosen
-is the best for its tokens first (lazy greedy: a gain only falls, which is within 1 - 1/e of the best choice;
-Nemhauser, Wolsey and Fisher 1978).
+Weighted maximum coverage: an item is worth what its terms are, and a term that is shown already is
+worth less each time. Terms weigh by their rarity in this conversation and by their shape, not by
+what they mean in a language. Chosen is the best for its tokens first (lazy greedy: a gain only
+falls, which is within 1 - 1/e of the best choice; Nemhauser, Wolsey and Fisher 1978).
 """
 
 import heapq
@@ -17,40 +17,67 @@ from itertools import accumulate, chain
 from typing import Protocol
 
 from policies.ledger import Identifier
-from policies.text.segments import DIGIT, SHORTEST_IDENTIFIER, Segment, Source, TextReading, is_identifier, shape
+from policies.text.segments import (
+    DIGIT,
+    SHORTEST_IDENTIFIER,
+    Segment,
+    Source,
+    TextReading,
+    is_identifier,
+    shape,
+)
 from policies.tokens import TokenCounter
 
 IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
-"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which words joined together have not."""
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which words joined
+together have not.
+"""
 LIKE_USED = 1.5
 ASKED = 4.0
 """What the user names now is wanted."""
 REUSED = 0.2
 MAX_REUSED = 4
 TAKEN = 0.1
-"""Share of the identifiers of one shape that calls ask for, from which on the others may be asked for as well."""
+"""Share of the identifiers of one shape that calls ask for, from which on the others may be asked
+for as well.
+"""
 RARE = 0.65
-"""Share of the greatest rarity from which on a word is rare: one that both need for what they are about."""
+"""Share of the greatest rarity from which on a word is rare: one that both need for what they are
+about.
+"""
 STEM = 4
 """Letters by which words are compared across their inflections."""
 REPEATED = 0.4
-OVERHEAD, POWER = 4, 0.9
-WHOLE, APART = 60, 100
-"""Tokens of one message that are shown for what they are worth, and by how many more the rest is worth half: many
-messages told a bit of tell more than a few told at length."""
+OVERHEAD = 4
+POWER = 0.9
+WHOLE = 60
+APART = 100
+"""Tokens of one message that are shown for what they are worth, and by how many more the rest is
+worth half: many messages told a bit of tell more than a few told at length.
+"""
 MAX_TOGETHER = 8
-"""Statements that stand together: a talk that drifts, each about a part of the one before, is not one statement."""
-MAX_GUESSES, ASIDE = 6, 0.99
-"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after one that was too
-much."""
+"""Statements that stand together: a talk that drifts, each about a part of the one before, is not
+one statement.
+"""
+MAX_GUESSES = 6
+ASIDE = 0.99
+"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after
+one that was too much.
+"""
 MANY = 250
-"""Items of one message above which they wait in line: to look at each as often as one is chosen is their square."""
-SEARCHED, MAX_ALIKE = 4_000, 1_000
-"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read once. Of its
-blanks between the same two words so many are looked at."""
-_MARKS = string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
+"""Items of one message above which they wait in line: to look at each as often as one is chosen is
+their square.
+"""
+SEARCHED = 4_000
+MAX_ALIKE = 1_000
+"""Characters of a text up to which it is searched for each pair of neighbours; a longer one is read
+once. Of its blanks between the same two words so many are looked at.
+"""
+_MARKS = (
+    string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
+)
 LAST = 1_000_000
 """Place of an identifier alone: behind all that its message has."""
 SHOWN = 9
@@ -69,7 +96,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """A text without a fence, its tokens, the items in it, best first, and the identifiers that tell most."""
+    """A text without a fence, its tokens, the items in it, best first, and the identifiers that
+    tell most.
+    """
 
     text: str = ""
     tokens: int = 0
@@ -93,8 +122,12 @@ class Weights(dict[str, float]):
         self._used = used
         self._names = names
         self._asked = frozenset(map(stem_of, asked))
-        asked_for = Counter([shape(term) for term in used if is_identifier(term) and DIGIT.search(term)])
-        seen = Counter([shape(term) for term in self._in if is_identifier(term) and DIGIT.search(term)])
+        asked_for = Counter(
+            [shape(term) for term in used if is_identifier(term) and DIGIT.search(term)]
+        )
+        seen = Counter(
+            [shape(term) for term in self._in if is_identifier(term) and DIGIT.search(term)]
+        )
         self._shapes = {kind for kind, n in asked_for.items() if n >= TAKEN * seen[kind]}
         self._most = len(documents) + 2
         self._few = self._most ** (1 - RARE)
@@ -102,7 +135,9 @@ class Weights(dict[str, float]):
 
     @classmethod
     def over(cls, readings: Sequence[TextReading], *, asked: Iterable[str] = ()) -> "Weights":
-        """By what messages hold, what their calls ask for, and which words are names: never in small letters."""
+        """By what messages hold, what their calls ask for, and which words are names: never in
+        small letters.
+        """
         empty = frozenset[str]()
         spelled = set(chain.from_iterable([r.spelled for r in readings]))
         names = frozenset([low for word in spelled if (low := word.lower()) not in spelled])
@@ -110,15 +145,26 @@ class Weights(dict[str, float]):
         return cls([r.terms for r in readings], used=used, names=names, asked=asked)
 
     def __missing__(self, term: str) -> float:
-        used, times = term in self._used, self._in.get(term, 0)
-        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):  # said again, it is needed: rarity is no measure
-            asked = USED if used else LIKE_USED if self._shapes and self.is_called_for(term) else 1.0
-            if term.isascii() and "/" not in term and not DIGIT.search(term):  # may be any key of records
+        used = term in self._used
+        times = self._in.get(term, 0)
+        # said again, it is needed: rarity is no measure
+        if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):
+            asked = (
+                USED if used else LIKE_USED if self._shapes and self.is_called_for(term) else 1.0
+            )
+            # may be any key of records
+            if term.isascii() and "/" not in term and not DIGIT.search(term):
                 weight = self._rarity[times] * IDENTIFIER * asked
             else:
-                weight = self._rarity[0] * IDENTIFIER * (1 + REUSED * min(times - 1, MAX_REUSED)) * asked
+                weight = (
+                    self._rarity[0] * IDENTIFIER * (1 + REUSED * min(times - 1, MAX_REUSED)) * asked
+                )
         else:
-            weight = self._rarity[times] * (USED if used else 1.0) * (NAME if term in self._names else 1.0)
+            weight = (
+                self._rarity[times]
+                * (USED if used else 1.0)
+                * (NAME if term in self._names else 1.0)
+            )
         made = self[term] = weight * ASKED if self._asked and self.is_asked(term) else weight
         return made
 
@@ -160,33 +206,47 @@ def choose(
 ) -> list[tuple[int, ...]]:
     """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
 
-    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes first, unless it
-    repeats one. ``told`` are items that say nothing which it does not see. Those that are ``always`` shown come first,
-    too. ``of`` is the message each takes room of.
+    ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes
+    first, unless it repeats one. ``told`` are items that say nothing which it does not see. Those
+    that are ``always`` shown come first, too. ``of`` is the message each takes room of.
     """
-    terms, damped = [item.segment.terms for item in items], [REPEATED**n for n in range(SHOWN + 1)]
+    terms = [item.segment.terms for item in items]
+    damped = [REPEATED**n for n in range(SHOWN + 1)]
     every = set(chain.from_iterable(terms))
     whole = dict(zip(every, map(weights.__getitem__, every), strict=True))
     times = dict.fromkeys(chain(shown, *(terms[n] for n in seen)), SHOWN)
     left = whole | {term: whole[term] * damped[SHOWN] for term in times.keys() & whole.keys()}
     taken = bytearray(map({*seen, *told}.__contains__, range(len(items))))
-    weight, of = left.__getitem__, of or range(len(items))
-    share, used = [1.0] * (max(of, default=0) + 1), [0.0] * (max(of, default=0) + 1)
-    costs, factors = [item.cost for item in items], [item.factor for item in items]
+    weight = left.__getitem__
+    of = of or range(len(items))
+    share = [1.0] * (max(of, default=0) + 1)
+    used = [0.0] * (max(of, default=0) + 1)
+    costs = [item.cost for item in items]
+    factors = [item.factor for item in items]
     known = {items[n].segment.text for n in seen}
-    first = {n for one in seen for n in _together(one, links, taken)[1:] if items[n].segment.text not in known}
+    first = {
+        n
+        for one in seen
+        for n in _together(one, links, taken)[1:]
+        if items[n].segment.text not in known
+    }
     first.update(always)
     per = [(cost + OVERHEAD) ** POWER for cost in costs]
     worth = [factor * sum(map(weight, each)) for factor, each in zip(factors, terms, strict=True)]
     left_over = [n for n in range(len(items)) if not taken[n]]
-    queue = _Queue([(-math.inf if n in first else -worth[n] / per[n], n) for n in left_over], of, share)
-    chosen, spent, smallest = list[tuple[int, ...]](), 0.0, min(costs, default=0.0)
+    queue = _Queue(
+        [(-math.inf if n in first else -worth[n] / per[n], n) for n in left_over], of, share
+    )
+    chosen = list[tuple[int, ...]]()
+    spent = 0.0
+    smallest = min(costs, default=0.0)
     while spent + smallest <= budget and (best := queue.take()) is not None:
         before, number = best
         if taken[number] or spent + costs[number] > budget:
             continue
         least = queue.least() + 1e-9 if before > -math.inf else math.inf
-        group, cost = [number], costs[number]
+        group = [number]
+        cost = costs[number]
         now = -factors[number] * share[of[number]] * sum(map(weight, terms[number])) / per[number]
         if now > least:
             queue.wait(now, number, alone=True)
@@ -215,15 +275,19 @@ def choose(
 class _Queue:
     """Items by what they were worth when they were last looked at, negative, the best first.
 
-    Those of a message of many wait in line behind the best of them: their worth falls together with its ``share``, so
-    that only that one has to be looked at again.
+    Those of a message of many wait in line behind the best of them: their worth falls together with
+    its ``share``, so that only that one has to be looked at again.
     """
 
-    def __init__(self, worth: Sequence[tuple[float, int]], of: Sequence[int], share: Sequence[float]) -> None:
+    def __init__(
+        self, worth: Sequence[tuple[float, int]], of: Sequence[int], share: Sequence[float]
+    ) -> None:
         self._of = of
         self._share = share
         often = Counter([of[number] for _, number in worth])
-        self._lines: dict[int, list[tuple[float, int]]] = {one: [] for one, n in often.items() if n > MANY}
+        self._lines: dict[int, list[tuple[float, int]]] = {
+            one: [] for one, n in often.items() if n > MANY
+        }
         self._in_line = set[int]()
         self._heads = [*worth]
         if self._lines:
@@ -258,7 +322,9 @@ class _Queue:
         return self._heads[0][0] if self._heads else math.inf
 
     def wait(self, worth: float, number: int, *, alone: bool) -> None:
-        """Put back what was taken; what is worth so much only together with others waits apart from its line."""
+        """Put back what was taken; what is worth so much only together with others waits apart from
+        its line.
+        """
         line = self._lines.get(self._of[number]) if alone else None
         if line is not None:
             heapq.heappush(line, (worth / self._share[self._of[number]], number))
@@ -286,7 +352,12 @@ def fitted(
     counter: TokenCounter,
 ) -> Extract:
     until = [0.0, *accumulate(sum(costs[n] for n in group) for group in ranked)]
-    low, high, best, above, rate, tried = 0, len(ranked), Extract(), 0, 1.0, 0
+    low = 0
+    high = len(ranked)
+    best = Extract()
+    above = 0
+    rate = 1.0
+    tried = 0
     while low < high:
         if tried >= MAX_GUESSES:
             middle = (low + high + 1) // 2
@@ -298,12 +369,15 @@ def fitted(
         middle = min(max(middle, low + 1), high)
         chosen = [n for group in ranked[:middle] for n in group]
         text = write(chosen)
-        tokens, tried = counter.count(text), tried + 1
+        tokens = counter.count(text)
+        tried = tried + 1
         rate = max(tokens, 1) / max(until[middle], 1.0)
         if tokens <= max_tokens:
-            low, best = middle, Extract(text, tokens, tuple(chosen))
+            low = middle
+            best = Extract(text, tokens, tuple(chosen))
         else:
-            high, above = middle - 1, tokens
+            high = middle - 1
+            above = tokens
     return best
 
 
@@ -363,17 +437,26 @@ class Neighbours:
 
 
 def joined(
-    items: Sequence[Item], *, source: Source | None = None, neighbours: Neighbours | None = None, gap: str = " … "
+    items: Sequence[Item],
+    *,
+    source: Source | None = None,
+    neighbours: Neighbours | None = None,
+    gap: str = " … ",
 ) -> str:
     text = ""
     before: Item | None = None
     for item in _by_key(items):
-        key, said = item.segment.key, item.segment.text
+        key = item.segment.key
+        said = item.segment.text
         if key.strip() and (before is None or before.segment.key != key):
             said = f"{key}: {said}"
         if before is not None:
             listed = key and (key.strip() or source is None or source.is_result)
-            beside = not listed and neighbours is not None and neighbours.stand(before.segment.text, said)
+            beside = (
+                not listed
+                and neighbours is not None
+                and neighbours.stand(before.segment.text, said)
+            )
             text += ", " if listed else " " if beside else gap
         text += said
         before = item

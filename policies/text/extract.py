@@ -1,7 +1,8 @@
 """The extract: what is kept, word for word, of messages that leave the window.
 
-Every segment is an item, and every identifier alone. Here is decided by how much each counts more or less than its
-terms (who says it, how briefly, in answer to what), and with which later statement of the user it has to stand.
+Every segment is an item, and every identifier alone. Here is decided by how much each counts more
+or less than its terms (who says it, how briefly, in answer to what), and with which later statement
+of the user it has to stand.
 """
 
 import math
@@ -17,7 +18,18 @@ from operator import attrgetter, itemgetter
 from policies.ledger import Identifier
 from policies.lines import indented, quoted
 from policies.messages import ToolCall
-from policies.text.choice import IDENTIFIER, LAST, Extract, Item, Neighbours, Weights, choose, fitted, joined, stem_of
+from policies.text.choice import (
+    IDENTIFIER,
+    LAST,
+    Extract,
+    Item,
+    Neighbours,
+    Weights,
+    choose,
+    fitted,
+    joined,
+    stem_of,
+)
 from policies.text.segments import (
     Readings,
     Segment,
@@ -39,18 +51,27 @@ ALONE = 4.0
 """How much more an identifier is worth alone than within what it stands in: it costs little."""
 FIELD = 1.5
 """A call asked for something by the key that a value stands under."""
-ANSWER, MEANT = 4.0, 0.2
-"""How much more is worth what came of a request that the user asks about now, and the least share of his question, in
-squares of weights, that tells which request he means."""
-BRIEFLY, TELLING = 60, 3.0
-"""Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a call, is worth up to
-twice. The assistant explains at length; what it says briefly is worth so much more. The less of the user's words fits,
-the less: by the square of the share."""
-MATERIAL, TIMES_USUAL = 250, 6
-"""Tokens of a message that the user hands over rather than says, if it is so many times as long as a short one of his.
-All but its first and last segment weigh as a result does, and the more there are the less: none of it may be wanted."""
+ANSWER = 4.0
+MEANT = 0.2
+"""How much more is worth what came of a request that the user asks about now, and the least share
+of his question, in squares of weights, that tells which request he means.
+"""
+BRIEFLY = 60
+TELLING = 3.0
+"""Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a
+call, is worth up to twice. The assistant explains at length; what it says briefly is worth so much
+more. The less of the user's words fits, the less: by the square of the share.
+"""
+MATERIAL = 250
+TIMES_USUAL = 6
+"""Tokens of a message that the user hands over rather than says, if it is so many times as long as
+a short one of his. All but its first and last segment weigh as a result does, and the more there
+are the less: none of it may be wanted.
+"""
 SHORTER = 0.25
-"""Share of the user's messages that are shorter than his short one: he may hand over something with every second."""
+"""Share of the user's messages that are shorter than his short one: he may hand over something with
+every second.
+"""
 SEGMENTS_OF_MATERIAL = 12
 STEPS = 0.6
 """What the line of a step is worth."""
@@ -62,36 +83,57 @@ STEP = -1
 """Place of a step's line: before all that its result has."""
 BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
-TAKEN_UP, REPLY = 1.5, 24
-"""How much more is worth what the assistant said before a reply of so few tokens, which says nothing without it."""
-PICKED, MAX_PICKED = 1.0, 4
-"""What an option is worth that a reply picks, and how many one picks at most: more numbers are of something else."""
+TAKEN_UP = 1.5
+REPLY = 24
+"""How much more is worth what the assistant said before a reply of so few tokens, which says
+nothing without it.
+"""
+PICKED = 1.0
+MAX_PICKED = 4
+"""What an option is worth that a reply picks, and how many one picks at most: more numbers are of
+something else.
+"""
 LISTED = 12
-"""Values that results have under one key: so many are worth what each is, of more they share it. Not of a shape that
-calls ask by."""
+"""Values that results have under one key: so many are worth what each is, of more they share it.
+Not of a shape that calls ask by.
+"""
 FEW_LINES = 12
-"""Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by a root."""
+"""Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by
+a root.
+"""
 QUESTION = 0.5
 CHANGED = 0.3
 """What is worth what was read of a file that was changed since."""
 NUMBER = 1.0
 """How much more the numbers are worth that the assistant states than words as rare."""
 MAX_FEW = 6.0
-"""By how much more the user's words are worth at most where they are few: the root of how often they fit the room."""
+"""By how much more the user's words are worth at most where they are few: the root of how often
+they fit the room.
+"""
 FEW = 3.0
-"""How much more they are worth from which on they stay before what came of a request that is made again."""
+"""How much more they are worth from which on they stay before what came of a request that is made
+again.
+"""
 LABEL = 3
-LINK, MOST = 0.22, 40.0
-"""Share of a statement's weight that a later one has to take up to be about the same; of one that names an identifier
-of it again, of no more than this weight: a long statement says several things, and may be corrected in one."""
-COMMON, SELDOM = 0.02, 4
-"""Share of what is said, or statements, in which a word may stand that later statements are looked for by."""
+LINK = 0.22
+MOST = 40.0
+"""Share of a statement's weight that a later one has to take up to be about the same; of one that
+names an identifier of it again, of no more than this weight: a long statement says several things,
+and may be corrected in one.
+"""
+COMMON = 0.02
+SELDOM = 4
+"""Share of what is said, or statements, in which a word may stand that later statements are looked
+for by.
+"""
 CORRECTION = 16
-"""Tokens of a message that is a mere correction of the one before, where others are twice as long."""
+"""Tokens of a message that is a mere correction of the one before, where others are twice as long.
+"""
 MAX_ABOUT = 64
 """Statements, the newest, among which a word's later one is looked for."""
 SPARE = 1.5
-"""Of so many times the budget the order is worked out; how much of it fits is then counted exactly."""
+"""Of so many times the budget the order is worked out; how much of it fits is then counted exactly.
+"""
 MAX_IDENTIFIERS = 200
 
 
@@ -105,10 +147,11 @@ def extract(
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
-    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say already.
+    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say
+    already.
 
-    ``goal`` is a statement of the user that stands before all of them: what was said about it later comes first.
-    ``asked`` is what the user says now: what it names is wanted.
+    ``goal`` is a statement of the user that stands before all of them: what was said about it later
+    comes first. ``asked`` is what the user says now: what it names is wanted.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
@@ -125,7 +168,8 @@ def extract(
     for item in items:
         if item.names and weights.is_asked_for(item.segment.key):
             item.factor *= FIELD
-    own, end = weights.is_called_for, len(sources)
+    own = weights.is_called_for
+    end = len(sources)
     ranked = choose(
         items,
         int(SPARE * max_tokens),
@@ -133,9 +177,14 @@ def extract(
         links=Links(items, sources, picked),
         shown=[term for text in visible for term in terms_of(text)],
         seen=[n for n, item in enumerate(items) if item.source == 0],
-        of=[end + n if it.names and own(it.segment.terms[0]) else it.source for n, it in enumerate(items)],
+        of=[
+            end + n if it.names and own(it.segment.terms[0]) else it.source
+            for n, it in enumerate(items)
+        ],
         always=_always(items, steps, LEDGER * max_tokens),
-        told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)] if said_now else (),
+        told=[n for n, item in enumerate(items) if said_now.issuperset(item.segment.terms)]
+        if said_now
+        else (),
     )
 
     costs = [item.cost for item in items]
@@ -154,11 +203,11 @@ def candidates(
     room: int = 0,
     breath: int = 0,
 ) -> list[Item]:
-    """Every segment of the sources, a line for each step, and alone each identifier of a shape that calls ask by; of
-    what was said or called twice only the newest.
+    """Every segment of the sources, a line for each step, and alone each identifier of a shape that
+    calls ask by; of what was said or called twice only the newest.
 
-    Where the user's words are few beside the ``room`` in tokens, they come before all else. A message of his of fewer
-    than ``breath`` tokens is one item.
+    Where the user's words are few beside the ``room`` in tokens, they come before all else. A
+    message of his of fewer than ``breath`` tokens is one item.
     """
     least = max(MATERIAL, TIMES_USUAL * _usual(sources, SHORTER))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
@@ -184,7 +233,8 @@ def candidates(
         for item in of_source:
             if source.tool and item.segment.text == outcomes.get(i):
                 continue  # its step says it
-            if item.segment.key or source.position < 0:  # the goal stands where it is, whatever is said of it again
+            # the goal stands where it is, whatever is said of it again
+            if item.segment.key or source.position < 0:
                 items.append(item)
             else:
                 said[source.role, item.segment.text] = item
@@ -194,12 +244,19 @@ def candidates(
 
 
 def _replaced(sources: Sequence[Source]) -> set[int]:
-    calls = {i: ToolCall("", source.tool, source.arguments) for i, source in enumerate(sources) if source.tool}
+    calls = {
+        i: ToolCall("", source.tool, source.arguments)
+        for i, source in enumerate(sources)
+        if source.tool
+    }
     return replaced_in(calls, lambda i: sources[i].text)
 
 
 def _alone(
-    sources: Sequence[Source], read: Sequence[TextReading], weights: Weights, replaced: Collection[int]
+    sources: Sequence[Source],
+    read: Sequence[TextReading],
+    weights: Weights,
+    replaced: Collection[int],
 ) -> list[Item]:
     """Each identifier of a shape that calls ask by, at the newest message that has it."""
     alone: dict[str, Item] = {}
@@ -211,12 +268,21 @@ def _alone(
                 alone[low].source = i
                 alone[low].segment = Segment(word, (low,), " ")
             elif weights.is_called_for(low):
-                alone[low] = Item(i, LAST, Segment(word, (low,), " "), ALONE, source.rate * len(word) + 2, names=True)
+                alone[low] = Item(
+                    i,
+                    LAST,
+                    Segment(word, (low,), " "),
+                    ALONE,
+                    source.rate * len(word) + 2,
+                    names=True,
+                )
     return [*alone.values()]
 
 
 def _always(items: Sequence[Item], steps: Sequence[Step], room: float) -> list[int]:
-    """The newest end that is reported, what changed something, and the other ends, the newest first, as many as fit."""
+    """The newest end that is reported, what changed something, and the other ends, the newest
+    first, as many as fit.
+    """
     places = {item.source: n for n, item in enumerate(items) if item.place == STEP}
     newest = [*reversed(steps)]
     ended = [step for step in newest if step.ended]
@@ -247,11 +313,20 @@ def _in_one(source: Source, items: list[Item]) -> list[Item]:
         return items
     terms = tuple(dict.fromkeys(chain.from_iterable(item.segment.terms for item in items)))
     cost = sum(item.cost for item in items) - LABEL * (len(items) - 1)
-    return [replace(items[0], place=0, segment=Segment(text, terms), factor=max(i.factor for i in items), cost=cost)]
+    return [
+        replace(
+            items[0],
+            place=0,
+            segment=Segment(text, terms),
+            factor=max(i.factor for i in items),
+            cost=cost,
+        )
+    ]
 
 
 def _is_replied_to(sources: Sequence[Source], i: int) -> bool:
-    source, reply = sources[i], sources[i + 1] if i + 1 < len(sources) else None
+    source = sources[i]
+    reply = sources[i + 1] if i + 1 < len(sources) else None
     is_said = source.role == "assistant" and not source.calls
     return is_said and reply is not None and reply.is_users and reply.tokens <= REPLY
 
@@ -261,7 +336,9 @@ _PICK = re.compile(r"(?<![A-Za-z0-9.,:/-])(?:\d{1,2}|[A-H])(?![A-Za-z0-9:/%]|[.,
 
 
 def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int, tuple[int, ...]]:
-    """An option that the user picks by its number or letter is his word, and stands with his reply."""
+    """An option that the user picks by its number or letter is his word, and stands with
+    his reply.
+    """
     replied = {i for i in range(len(sources)) if _is_replied_to(sources, i)}
     found: dict[int, tuple[int, ...]] = {}
     first: dict[int, int] = {}
@@ -328,24 +405,34 @@ def _credit_numbers(items: Sequence[Item], sources: Sequence[Source], weights: W
     for item in items:
         if sources[item.source].role != "assistant" or item.names:
             continue
-        stated = sum([weights[term] for term in item.segment.terms if len(term) > 1 and term[0].isdigit()])
+        stated = sum(
+            [weights[term] for term in item.segment.terms if len(term) > 1 and term[0].isdigit()]
+        )
         if stated:
             item.factor *= 1 + NUMBER * stated / sum(map(weights.__getitem__, item.segment.terms))
 
 
-def _credit_answers(items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]) -> None:
-    """Who asks again about what he asked for wants what came of it, which need not say any of his words."""
+def _credit_answers(
+    items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]
+) -> None:
+    """Who asks again about what he asked for wants what came of it, which need not say any of his
+    words.
+    """
     users = {i for i, source in enumerate(sources) if source.is_users} if asked else set[int]()
     said = [item for item in items if item.source in users]
     terms = frozenset(chain.from_iterable([item.segment.terms for item in said]))
     meant = {term: weights[term] ** 2 for term in terms if weights.is_asked(term)}
-    shares = [(sum([meant[t] for t in item.segment.terms if t in meant]), item.source) for item in said]
+    shares = [
+        (sum([meant[t] for t in item.segment.terms if t in meant]), item.source) for item in said
+    ]
     most, request = max(shares, default=(0.0, 0))
     if most <= MEANT * sum([weights[term] ** 2 for term in asked]):
         return
     until = next((i for i in range(request + 1, len(sources)) if i in users), len(sources))
     for item in items:
-        if request < item.source < until or (item.source in users and item.factor >= FEW and not item.names):
+        if request < item.source < until or (
+            item.source in users and item.factor >= FEW and not item.names
+        ):
             item.factor *= ANSWER
 
 
@@ -381,12 +468,16 @@ def _of_segments(
 class Links:
     """By a statement the later one of the user about the same: the older is not shown without it.
 
-    About the same is one that takes up enough of its weight in identifiers and beginnings of words, of several that
-    which takes up most, the newest of equal ones; or what is said right after it in far fewer words, unless that asks.
+    About the same is one that takes up enough of its weight in identifiers and beginnings of words,
+    of several that which takes up most, the newest of equal ones; or what is said right after it in
+    far fewer words, unless that asks.
     """
 
     def __init__(
-        self, items: Sequence[Item], sources: Sequence[Source], picked: Mapping[int, tuple[int, ...]] | None = None
+        self,
+        items: Sequence[Item],
+        sources: Sequence[Source],
+        picked: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self._items = items
         self._picked = picked or {}
@@ -395,14 +486,20 @@ class Links:
         self._said: dict[str, list[int]] = defaultdict(list)
         self._of_source: dict[int, list[int]] = defaultdict(list)
         of_results = {i for i, source in enumerate(sources) if source.is_result}
-        spoken = [n for n, item in enumerate(items) if not item.segment.key and item.source not in of_results]
+        spoken = [
+            n
+            for n, item in enumerate(items)
+            if not item.segment.key and item.source not in of_results
+        ]
         times: dict[str, int] = defaultdict(int)
         often = Counter(chain.from_iterable([items[n].segment.terms for n in spoken]))
         self._stem = {term: stem_of(term) for term in often}
         for term, n in often.items():
             times[self._stem[term]] += n
         rarity = {n: max(0.0, math.log((len(spoken) + 1) / n)) for n in {*times.values()}}
-        self._weights = {s: (IDENTIFIER if is_identifier(s) else 1.0) * rarity[n] for s, n in times.items()}
+        self._weights = {
+            s: (IDENTIFIER if is_identifier(s) else 1.0) * rarity[n] for s, n in times.items()
+        }
         most = max(SELDOM, int(COMMON * len(spoken)))
         rare = {stem for stem, n in times.items() if n <= most}
         self._spoken = frozenset(spoken)
@@ -440,25 +537,43 @@ class Links:
         return self._by_term[source]
 
     def _later(self, number: int) -> tuple[int, ...]:
-        stems, weights, source = self._stems(number), self._weights, self._items[number].source
-        last, worth = self._of_source[source][-1], sum(map(weights.__getitem__, stems))
+        stems = self._stems(number)
+        weights = self._weights
+        source = self._items[number].source
+        last = self._of_source[source][-1]
+        worth = sum(map(weights.__getitem__, stems))
         enough = LINK * min(MOST, worth)
-        found = [(weights[stem], said) for stem in stems if (said := self._said.get(stem)) and said[-1] > last]
+        found = [
+            (weights[stem], said)
+            for stem in stems
+            if (said := self._said.get(stem)) and said[-1] > last
+        ]
         found.sort(key=itemgetter(0), reverse=True)  # the rarest first, which the fewest have
         left = sum(weight for weight, _ in found)
         taken_up: dict[int, float] = {}
         for weight, said in found:
             others = said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]
-            if left < enough:  # with this one and all that follow too little: only what others have taken up counts
-                taken_up = {other: share for other, share in taken_up.items() if share + left >= enough - 1e-9}
+            # with this one and all that follow too little: only what others have taken up counts
+            if left < enough:
+                taken_up = {
+                    other: share
+                    for other, share in taken_up.items()
+                    if share + left >= enough - 1e-9
+                }
                 others = [*taken_up.keys() & others]
                 if not taken_up:
                     break
             for other in others:
                 taken_up[other] = taken_up.get(other, 0.0) + weight
             left -= weight
-        again = {n for stem in stems if is_identifier(stem) for n in self._said.get(stem, ())} if taken_up else ()
-        about = [(s, n) for n, s in taken_up.items() if s >= LINK * worth or (s >= enough and n in again)]
+        again = (
+            {n for stem in stems if is_identifier(stem) for n in self._said.get(stem, ())}
+            if taken_up
+            else ()
+        )
+        about = [
+            (s, n) for n, s in taken_up.items() if s >= LINK * worth or (s >= enough and n in again)
+        ]
         return (*([max(about)[1]] if about else ()), *self._corrections.get(source, ()))
 
 
@@ -466,12 +581,16 @@ def _corrections(
     items: Sequence[Item], sources: Sequence[Source], of_source: Mapping[int, Sequence[int]]
 ) -> dict[int, tuple[int, ...]]:
     users = [i for i, source in enumerate(sources) if source.is_users]
-    first = {source: spoken[0] for source, spoken in of_source.items() if items[spoken[0]].place == 0}
+    first = {
+        source: spoken[0] for source, spoken in of_source.items() if items[spoken[0]].place == 0
+    }
     brief = min(CORRECTION, _usual(sources) // 2)
     return {
         one: (first[other],)
         for one, other in pairwise(users)
-        if other in first and sources[other].tokens <= brief and not is_question(items[first[other]].segment.text)
+        if other in first
+        and sources[other].tokens <= brief
+        and not is_question(items[first[other]].segment.text)
     }
 
 
@@ -497,26 +616,37 @@ def _identifiers(
 
 
 def render(
-    sources: Sequence[Source], items: Sequence[Item], chosen: Sequence[int], *, beside: Callable[[int], Neighbours]
+    sources: Sequence[Source],
+    items: Sequence[Item],
+    chosen: Sequence[int],
+    *,
+    beside: Callable[[int], Neighbours],
 ) -> str:
-    """The chosen items in the order of the conversation, a line for each message with its number, one for each step.
+    """The chosen items in the order of the conversation, a line for each message with its number,
+    one for each step.
 
-    Neighbouring results that only show values of one key share a line. ``beside`` tells of a source's number what
-    stands beside each other in it.
+    Neighbouring results that only show values of one key share a line. ``beside`` tells of a
+    source's number what stands beside each other in it.
     """
     lines: list[str] = []
     before = ("", "")
     shown = {term for n in chosen if items[n].place != LAST for term in items[n].segment.terms}
-    kept = (items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown)
+    kept = (
+        items[n] for n in chosen if items[n].place != LAST or items[n].segment.terms[0] not in shown
+    )
     ordered = sorted(kept, key=lambda item: (item.source, item.place))
-    for (number, is_step), of_message in groupby(ordered, key=lambda item: (item.source, item.place == STEP)):
+    for (number, is_step), of_message in groupby(
+        ordered, key=lambda item: (item.source, item.place == STEP)
+    ):
         source = sources[number]
         told = [*of_message]
         speaker = "call" if is_step else source.role
         keys = {item.segment.key.strip() for item in told}
         key = keys.pop() if len(keys) == 1 and source.is_result else ""
         if key and before == (speaker, key):
-            lines[-1] += f"; {source.position}: {indented(', '.join(item.segment.text for item in told))}"
+            lines[-1] += (
+                f"; {source.position}: {indented(', '.join(item.segment.text for item in told))}"
+            )
         else:
             said = joined(told, source=source, neighbours=beside(number))
             lines.append(quoted(speaker, source.position, said))

@@ -1,7 +1,7 @@
 """One message in few words, all of them its own: what stands where its content was.
 
-:func:`without_fields` leaves fields out of a JSON document without touching the rest: spacing, order and spelling of
-numbers stay.
+:func:`without_fields` leaves fields out of a JSON document without touching the rest: spacing,
+order and spelling of numbers stay.
 """
 
 import json
@@ -46,10 +46,11 @@ def gist(
     between: str = "\n",
     readings: Readings | None = None,
 ) -> str:
-    """The segments of a text that tell most within ``max_tokens``, in their order, beside what is ``known``.
+    """The segments of a text that tell most within ``max_tokens``, in their order, beside what is
+    ``known``.
 
-    ``whole`` asks for every line that reports an error: empty where they do not fit. Where no segment fits, the
-    beginning of the best.
+    ``whole`` asks for every line that reports an error: empty where they do not fit. Where no
+    segment fits, the beginning of the best.
     """
     if max_tokens <= 0:
         return ""
@@ -70,7 +71,9 @@ def gist(
     )
     if found.text or not items:
         return found.text
-    best = max(items, key=lambda item: item.factor * sum(map(weights.__getitem__, item.segment.terms)))
+    best = max(
+        items, key=lambda item: item.factor * sum(map(weights.__getitem__, item.segment.terms))
+    )
     return clip(best.segment.text, max_tokens=max_tokens, counter=counter)
 
 
@@ -81,7 +84,11 @@ def _items(reading: TextReading, role: str) -> list[Item]:
             source=0,
             place=place,
             segment=segment,
-            factor=(REPORTED if role == "tool" and reports_error(f"{segment.key} {segment.text}") else 1.0)
+            factor=(
+                REPORTED
+                if role == "tool" and reports_error(f"{segment.key} {segment.text}")
+                else 1.0
+            )
             * (2.0 if is_alone(segment) else 1.0),
             cost=len(segment.text) / 4 + len(segment.key) / 8 + 1,
         )
@@ -98,7 +105,9 @@ def key_argument(arguments: str) -> str:
     found = list(structured(document)) if document is not None else []
     ranked = sorted(range(len(found)), key=lambda i: (-_telling(found[i]), i))[:KEY_ARGUMENTS]
     values = [found[i].text for i in sorted(ranked)]
-    text = ", ".join(shorten(" ".join(v.split()), MAX_VALUE_LEN) for v in values) or " ".join(arguments[:400].split())
+    text = ", ".join(shorten(" ".join(v.split()), MAX_VALUE_LEN) for v in values) or " ".join(
+        arguments[:400].split()
+    )
     if len(text) <= MAX_ARGUMENT_LEN or len(values) < KEY_ARGUMENTS:
         return shorten(text, MAX_ARGUMENT_LEN)
     return shorten(" ".join(found[ranked[0]].text.split()), MAX_ARGUMENT_LEN)
@@ -107,7 +116,11 @@ def key_argument(arguments: str) -> str:
 def _telling(pair: Segment) -> float:
     if any(is_identifier(term) for term in pair.terms):
         return 2.0
-    return 1.0 if pair.terms and not pair.text.isdigit() and pair.text not in {"true", "false"} else 0.0
+    return (
+        1.0
+        if pair.terms and not pair.text.isdigit() and pair.text not in {"true", "false"}
+        else 0.0
+    )
 
 
 def placeholder(
@@ -136,25 +149,37 @@ def placeholder(
         if not ended or left > 0:
             known = f"{tool} {arguments} {found if ended else ''}"
             other = gist(
-                text, known=known, max_tokens=left if ended else room, counter=counter, between=" … ", readings=readings
+                text,
+                known=known,
+                max_tokens=left if ended else room,
+                counter=counter,
+                between=" … ",
+                readings=readings,
             )
-            found = in_one_line(" … ".join(part for part in (found if ended else "", other) if part))
+            found = in_one_line(
+                " … ".join(part for part in (found if ended else "", other) if part)
+            )
         while found and counter.count(line(called, found.rstrip("."))) > max_tokens:
             room -= 1
             found = clip(found, max_tokens=room, counter=counter)
         return line(called, found.rstrip("."))
-    return clip(f"[weir: {name} removed, archived as {ref}]", max_tokens=max_tokens, counter=counter)
+    return clip(
+        f"[weir: {name} removed, archived as {ref}]", max_tokens=max_tokens, counter=counter
+    )
 
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')
 
 
 def without_fields(text: str, names: Collection[str]) -> tuple[str, tuple[str, ...]]:
-    """``text`` without the fields of these names, at any depth, and which of them there were, in order of appearance.
+    """``text`` without the fields of these names, at any depth, and which of them there were, in
+    order of appearance.
 
-    What is no JSON object or array, is broken, or is nested too deeply to be read comes back as it is.
+    What is no JSON object or array, is broken, or is nested too deeply to be read comes back as it
+    is.
     """
-    if not any(name in text for name in names) and not ("\\" in text and names):  # a key may be spelled with escapes
+    # a key may be spelled with escapes
+    if not any(name in text for name in names) and not ("\\" in text and names):
         return text, ()
     if parse(text) is None:
         return text, ()
@@ -168,12 +193,14 @@ class _Pruned:
         self._names = names
         self._parts: list[str] = []
         self._from = 0  # what is not in the parts yet begins here
-        self._stack: list[bool | None] = []  # None in a list; in an object whether it has a field that stays
+        # None in a list; in an object whether it has a field that stays
+        self._stack: list[bool | None] = []
         self._depth: int | None = None  # where the field stands that is being left out
         self.found: dict[str, None] = {}
 
     def text(self) -> str:
-        key_next, comma = False, 0
+        key_next = False
+        comma = 0
         for match in _TOKEN.finditer(self._text):
             lexeme = match.group()
             if self._depth is not None:
@@ -187,7 +214,8 @@ class _Pruned:
                 self._stack.pop()
                 key_next = False
             elif lexeme == ",":
-                key_next, comma = self._stack[-1] is not None, match.start()
+                key_next = self._stack[-1] is not None
+                comma = match.start()
             elif key_next:
                 self._key(lexeme, match.start(), comma)
                 key_next = False

@@ -1,13 +1,15 @@
 """One pass over a message: what it says in segments, each with its terms.
 
-Sentences end where Unicode says so (UAX 29, by the library), so every script is read alike. Structured text is read
-as pairs of key and value, output of programs line by line. A term is a word or an identifier in lower case; in scripts
-that are written without blanks, a pair of neighbouring characters.
+Sentences end where Unicode says so (UAX 29, by the library), so every script is read alike.
+Structured text is read as pairs of key and value, output of programs line by line. A term is a word
+or an identifier in lower case; in scripts that are written without blanks, a pair of neighbouring
+characters.
 
-Beside that: :func:`literals` name something letter by letter, whatever language stands around them; :func:`words` bring
-a text into one form for whoever searches (lower case, NFKC, without punctuation and combining marks; of scripts without
-blanks, and of Hangul, whose words take their particles with them, every two neighbouring characters are a word); and
-:func:`error_lines` find what programs report, which speak English whatever their users do.
+Beside that: :func:`literals` name something letter by letter, whatever language stands around them;
+:func:`words` bring a text into one form for whoever searches (lower case, NFKC, without punctuation
+and combining marks; of scripts without blanks, and of Hangul, whose words take their particles with
+them, every two neighbouring characters are a word); and :func:`error_lines` find what programs
+report, which speak English whatever their users do.
 """
 
 import json
@@ -38,16 +40,23 @@ _GROUPED = r"\+?\d{1,4}(?:[ \u00a0]\d{2,5}){2,5}(?!\w)"
 """A number written in groups, as of a telephone or an account, is one word."""
 _OF_LINE = r"\d++(?=:[^\W\d][\w.]*+(?![-:/@]))"
 """The number in front of a line of a listing is no part of its first word."""
-WORD = re.compile(rf"{_GROUPED}|{_OF_LINE}|[^\W_{_SOLID}]++(?:[-./:@'\u2019_]++[^\W_{_SOLID}]++)*+|[{_SOLID}]++")
+WORD = re.compile(
+    rf"{_GROUPED}|{_OF_LINE}|[^\W_{_SOLID}]++(?:[-./:@'\u2019_]++[^\W_{_SOLID}]++)*+|[{_SOLID}]++"
+)
 _ASCII_GROUPS = r"(?: \d{2,5}){2,5}(?!\w)"
 _ASCII_WORD = re.compile(
     rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|{_OF_LINE}|[A-Za-z0-9]++(?:[-./:@'_]++[A-Za-z0-9]++)*+",
     re.ASCII,
 )
 """The same of ASCII, in a third less time."""
-_OF_NUMBERS, _JOINTS = re.compile(r"\d(?: \d\d|:[A-Za-z_])"), "-./:@'_"
-"""What may make one word of numbers, or two of what is joined; other words have marks or blanks around them."""
-_APART_IN_ASCII = bytes(n if chr(n).isalnum() or chr(n) in f"{_JOINTS}\n" else 32 for n in range(128)).ljust(256)
+_OF_NUMBERS = re.compile(r"\d(?: \d\d|:[A-Za-z_])")
+_JOINTS = "-./:@'_"
+"""What may make one word of numbers, or two of what is joined; other words have marks or blanks
+around them.
+"""
+_APART_IN_ASCII = bytes(
+    n if chr(n).isalnum() or chr(n) in f"{_JOINTS}\n" else 32 for n in range(128)
+).ljust(256)
 _IS_SOLID = re.compile(rf"[{_SOLID}]")
 _TELLING = re.compile(r"\w")
 MAX_READ = 240_000
@@ -58,16 +67,22 @@ MAX_SEGMENTS = 8_000
 MIN_LONG_NUMBER = 6
 """A number of so many digits names something rather than counting it."""
 SHORT = 12
-"""A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before it."""
+"""A sentence of fewer characters is an abbreviation or a fragment, and stays with the one before
+it.
+"""
 LONG = 600
-"""A sentence or line of more characters is read in pieces, cut at a blank or within a script without blanks."""
+"""A sentence or line of more characters is read in pieces, cut at a blank or within a script
+without blanks.
+"""
 _PIECE = re.compile(rf"\S.{{0,{LONG - 1}}}(?!\S)|(?!\s\s).{{0,{LONG - 1}}}[{_SOLID}]|\S++")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STOPS = ".!?"
 """One of these a line of ASCII has, before its last word, where a sentence ends within it."""
 _MARKS_IN_ASCII = "".join(c for c in map(chr, range(128)) if not (c.isalnum() or c == "_"))
 MAX_RUN = 64
-"""Characters of neighbouring marks and blanks that the library is given: it takes time by the square of them."""
+"""Characters of neighbouring marks and blanks that the library is given: it takes time by the
+square of them.
+"""
 _RUN_OF_MARKS = re.compile(rf"[\W_\uff9e\uff9f]{{{MAX_RUN + 1},}}+")
 TAIL = 16
 _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
@@ -75,7 +90,9 @@ _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 
 
 class Segment(NamedTuple):
-    """A piece of a message, word for word, and its terms; a pair has its ``key`` apart, and the record it stands in."""
+    """A piece of a message, word for word, and its terms; a pair has its ``key`` apart, and the
+    record it stands in.
+    """
 
     text: str
     terms: tuple[str, ...]
@@ -122,7 +139,9 @@ def terms_of(text: str) -> tuple[str, ...]:
 
 
 def _terms(words: Iterable[str]) -> tuple[str, ...]:
-    """Each once, and the same term of every text one object: it is looked up often, and kept long."""
+    """Each once, and the same term of every text one object: it is looked up often, and
+    kept long.
+    """
     parts = [_pairs(w) if not w.isascii() and _IS_SOLID.match(w) else (w.lower(),) for w in words]
     return tuple(dict.fromkeys(map(intern, chain.from_iterable(parts))))
 
@@ -157,7 +176,9 @@ def sentences(text: str) -> list[str]:
         for at, until in _spans(line if is_ascii else _SURROGATE.sub("\ufffd", line)):
             if not end:
                 start = at
-            elif _ends(line[max(start, end - TAIL) : end], line[at:until].strip(), is_ascii=is_ascii):
+            elif _ends(
+                line[max(start, end - TAIL) : end], line[at:until].strip(), is_ascii=is_ascii
+            ):
                 found.append(line[start:end].strip())
                 start = at
             end = until
@@ -171,7 +192,9 @@ def _has_stop(line: str) -> bool:
 
 
 def _spans(line: str) -> Iterator[tuple[int, int]]:
-    """Where the library's sentences begin and end in a line, which has no surrogates: half a pair is no text to it."""
+    """Where the library's sentences begin and end in a line, which has no surrogates: half a pair
+    is no text to it.
+    """
     short = line
     cuts = list[tuple[int, int]]()
     if len(line) > MAX_RUN and (runs := [*_RUN_OF_MARKS.finditer(line)]):
@@ -214,7 +237,11 @@ def pieces(texts: Iterable[str]) -> list[str]:
             found.append(text)
         else:
             found.extend(piece.strip() for piece in _PIECE.findall(text) if _TELLING.search(piece))
-    return found if len(found) <= MAX_SEGMENTS else [*found[: MAX_SEGMENTS // 2], *found[-MAX_SEGMENTS // 2 :]]
+    return (
+        found
+        if len(found) <= MAX_SEGMENTS
+        else [*found[: MAX_SEGMENTS // 2], *found[-MAX_SEGMENTS // 2 :]]
+    )
 
 
 def _width(text: str) -> int:
@@ -240,8 +267,9 @@ MAX_KNOWN = 20_000
 class TextReading:
     """What one message says by itself.
 
-    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for; ``spelled`` are the
-    words of what is said as they are spelled, but for those with a capital where a sentence begins.
+    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for;
+    ``spelled`` are the words of what is said as they are spelled, but for those with a capital
+    where a sentence begins.
     """
 
     __slots__ = ("asked", "identifiers", "segments", "spelled", "terms")
@@ -271,17 +299,26 @@ class TextReading:
         return made
 
     def _read(self, lines: Iterable[str], text: str) -> list[list[str]]:
-        lines, is_ascii, may_name = pieces(lines), text.isascii(), _MAY_NAME.search(text)
+        lines = pieces(lines)
+        is_ascii = text.isascii()
+        may_name = _MAY_NAME.search(text)
         if is_ascii and not (may_name and _OF_NUMBERS.search(text)):
             apart = "\n".join(lines).encode().translate(_APART_IN_ASCII).decode().split("\n")
             words = [[*filter(None, map(_BARE.__getitem__, line.split()))] for line in apart]
         else:
-            words = [[*map(intern, (_ASCII_WORD if line.isascii() else WORD).findall(line))] for line in lines]
+            words = [
+                [*map(intern, (_ASCII_WORD if line.isascii() else WORD).findall(line))]
+                for line in lines
+            ]
         if may_name:
             self._identify(chain.from_iterable(words))
         solid = not is_ascii and _IS_SOLID.search(text)
         low = [] if solid else [map(_LOWER.__getitem__, each) for each in words]
-        self.segments = [*map(Segment, lines, map(_terms, words) if solid else map(tuple, map(dict.fromkeys, low)))]
+        self.segments = [
+            *map(
+                Segment, lines, map(_terms, words) if solid else map(tuple, map(dict.fromkeys, low))
+            )
+        ]
         return words
 
     def _identify(self, words: Iterable[str]) -> None:
@@ -302,12 +339,15 @@ _OWNED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-"""Versions, dates, measures and words that are joined by a stroke tell nothing without what they are of."""
+"""Versions, dates, measures and words that are joined by a stroke tell nothing without what they
+are of.
+"""
 _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
 """A number with the word or ending behind it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
 DIGIT = re.compile(r"\d")
-_JOINT, _MAY_NAME = re.compile(r"[_@/\s]"), re.compile(r"[\d_@/]")
+_JOINT = re.compile(r"[_@/\s]")
+_MAY_NAME = re.compile(r"[\d_@/]")
 
 
 @lru_cache(MAX_KNOWN)
@@ -319,7 +359,11 @@ def is_identifier(word: str) -> bool:
             return True
         if not word.isascii() and _COUNTED.match(word):
             return False
-        return _LETTER.search(word) is not None or _DATE.match(word) is not None or _JOINT.search(word) is not None
+        return (
+            _LETTER.search(word) is not None
+            or _DATE.match(word) is not None
+            or _JOINT.search(word) is not None
+        )
     return _JOINT.search(word) is not None
 
 
@@ -327,12 +371,18 @@ SHORTEST_IDENTIFIER = 5
 
 
 def _tells_alone(word: str) -> bool:
-    return len(word) >= SHORTEST_IDENTIFIER and not word.isdigit() and is_identifier(word) and not _OWNED.match(word)
+    return (
+        len(word) >= SHORTEST_IDENTIFIER
+        and not word.isdigit()
+        and is_identifier(word)
+        and not _OWNED.match(word)
+    )
 
 
 _LOWER = _Known(lambda word: intern(word.lower()))
 _BARE = _Known(lambda word: intern(word.strip(_JOINTS)))
-_OF_VALUE, SHORT_VALUE = _Known(terms_of), 24
+_OF_VALUE = _Known(terms_of)
+SHORT_VALUE = 24
 _WITHIN = itemgetter(slice(1, None))
 _TELLS_ALONE = _Known(_tells_alone)
 _PART = re.compile(r"[^\W_]+")
@@ -349,7 +399,9 @@ def _kind_of(part: re.Match[str]) -> str:
 
 
 def is_alone(segment: Segment) -> bool:
-    """Whether a pair's value is one identifier; words joined by underscores are one of a few that a field may have."""
+    """Whether a pair's value is one identifier; words joined by underscores are one of a few that a
+    field may have.
+    """
     text, terms, key, _ = segment
     if key == "" or len(terms) != 1 or len(text) < SHORTEST_IDENTIFIER or not is_identifier(text):
         return False
@@ -387,7 +439,8 @@ def structured(document: object) -> Iterator[Segment]:
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":
             pairs += 1
-            named = (key if key.isprintable() else " ".join(key.split())) or " "  # in one line: each is somebody's
+            # in one line: each is somebody's
+            named = (key if key.isprintable() else " ".join(key.split())) or " "
             text = value if isinstance(value, str) else _written(value)
             if len(text) <= SHORT_VALUE and text.isprintable():
                 yield Segment(text, _OF_VALUE[text], named, record)
@@ -404,7 +457,9 @@ def _written(value: object) -> str:
 
 
 class Readings:
-    """A bounded cache of readings by content, least recently used first out; never more than ``most`` segments."""
+    """A bounded cache of readings by content, least recently used first out; never more than
+    ``most`` segments.
+    """
 
     def __init__(self, *, most: int = 60_000) -> None:
         self._most = most
@@ -417,7 +472,9 @@ class Readings:
     def of(self, source: Source) -> TextReading:
         if source.arguments and not source.calls:
             return self.of(Source(source.position, "tool", source.text)).answering(source.arguments)
-        calls = "\0".join([f"{c.name}\1{c.arguments}" for c in source.calls]) if source.calls else ""
+        calls = (
+            "\0".join([f"{c.name}\1{c.arguments}" for c in source.calls]) if source.calls else ""
+        )
         said = f"{source.is_result}\0{calls}\0{source.text}"
         key = blake2b(said.encode(errors="replace"), digest_size=16).digest()
         found = self.find(key)
@@ -437,7 +494,8 @@ class Readings:
         if key in self._kept:
             return
         size = 2 + len(made.segments)
-        self._kept[key] = made  # nothing is called between these two, or those below: a thread may end at a call
+        # nothing is called between these two, or those below: a thread may end at a call
+        self._kept[key] = made
         self._held += size
         while self._held > self._most and len(self._kept) > 1:
             oldest = next(iter(self._kept))
@@ -446,8 +504,12 @@ class Readings:
             self._held -= size
 
 
-def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]) -> list[Source]:
-    """These messages in order, each before the data in it; ``calls`` are those that results answer, by their index."""
+def sources_of(
+    transcript: Transcript, indices: Sequence[int], calls: Mapping[int, ToolCall]
+) -> list[Source]:
+    """These messages in order, each before the data in it; ``calls`` are those that results answer,
+    by their index.
+    """
     messages = transcript.messages
     found: list[Source] = []
     for index in indices:
@@ -468,7 +530,9 @@ def sources_of(transcript: Transcript, indices: Sequence[int], calls: Mapping[in
         )
         found.append(said)
         if data:
-            found.append(Source(index, DATA, data, tokens=message.tokens - said.tokens, ref=message.ref))
+            found.append(
+                Source(index, DATA, data, tokens=message.tokens - said.tokens, ref=message.ref)
+            )
     return found
 
 
@@ -480,13 +544,15 @@ def voices(body: Body, role: str) -> tuple[str, str]:
     return own, "\n".join(part for part in (others, body.data) if part)
 
 
-NO_ARGUMENTS, SAID_AGAIN = frozenset({"", "{}", "null"}), 0.5
+NO_ARGUMENTS = frozenset({"", "{}", "null"})
+SAID_AGAIN = 0.5
 
 
 def replaced_in(answered: Mapping[int, ToolCall], read: Callable[[int], str]) -> set[int]:
     """Which of the results of calls a newer one replaced: that of the same call.
 
-    A call without arguments may ask for the next page as well as for the same: there one that says half of it again.
+    A call without arguments may ask for the next page as well as for the same: there one that says
+    half of it again.
     """
     latest: dict[tuple[str, str], int] = {}
     replaced = set[int]()
@@ -507,7 +573,11 @@ def _says_again(newer: str, older: str) -> bool:
 
 def _values(text: str) -> frozenset[str]:
     document = parse(text)
-    return frozenset(terms_of(text) if document is None else chain.from_iterable(s.terms for s in structured(document)))
+    return frozenset(
+        terms_of(text)
+        if document is None
+        else chain.from_iterable(s.terms for s in structured(document))
+    )
 
 
 _CODE = re.compile(r"`([^`\n]{2,80})`")
@@ -536,7 +606,9 @@ def is_literal(word: str) -> bool:
 
 
 def names_something(text: str) -> bool:
-    """Whether a text has a literal, a digit, a quotation, or a name; True in scripts that have no capitals."""
+    """Whether a text has a literal, a digit, a quotation, or a name; True in scripts that have no
+    capitals.
+    """
     words = WORD.findall(text)
     if not any(c.islower() or c.isupper() for c in text):
         return bool(words)
@@ -558,7 +630,9 @@ _UNSPACED = (
 )
 SOLID = re.compile(f"[{_UNSPACED}]")
 _RUN = re.compile(f"[{_UNSPACED}]+")
-_MARKS = re.compile(f"[{''.join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == 'M')}]+")
+_MARKS = re.compile(
+    f"[{''.join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == 'M')}]+"
+)
 _APART = re.compile(r"[\W_]+")
 _ASCII_APART = "".join(chr(n) if chr(n).isalnum() else " " for n in range(128))
 
@@ -566,7 +640,8 @@ _ASCII_APART = "".join(chr(n) if chr(n).isalnum() else " " for n in range(128))
 def spaced(text: str) -> str:
     """The text in one form, a blank around each word; scripts without blanks as they run."""
     if not text.isascii():
-        bounded = _RUN_OF_MARKS.sub(_shortened, text)  # it orders neighbouring marks by the square of their number
+        # it orders neighbouring marks by the square of their number
+        bounded = _RUN_OF_MARKS.sub(_shortened, text)
         text = _MARKS.sub("", unicodedata.normalize("NFKC", bounded))
     return f" {_APART.sub(' ', text.lower())} "
 
@@ -595,7 +670,9 @@ ERROR = re.compile(
     r"cannot\b|unable to\b|refused\b|timed? ?out\b|panic\b|exit (?:code|status) [1-9])",
     re.IGNORECASE,
 )
-_NONE = re.compile(r"\b(?:no|0|without)\s+(?:errors?|failures?|failed)\b|\b0 failed\b", re.IGNORECASE)
+_NONE = re.compile(
+    r"\b(?:no|0|without)\s+(?:errors?|failures?|failed)\b|\b0 failed\b", re.IGNORECASE
+)
 _SOURCE_LINE = re.compile(
     r"(?:\A(?!\W*\").*[;{(\[]|=>.*)\s*\Z|\A[\s})\];,]++\Z|\A\W*(?:try|else|finally|except|catch)\s*[:{(]"
     r"|\A\W*(?:return|throw|raise|catch|except|if|elif|while|switch|def|class|function|async|await|const|let|var"
@@ -617,9 +694,22 @@ def is_code(line: str) -> bool:
 
 
 _REPORTING = (
-    "error", "exception", "fail", "fatal", "denied", "not found", "invalid", "traceback", "cannot", "unable to",
-    "refused", "timed", "timeout", "panic", "exit ",
-)  # fmt: skip
+    "error",
+    "exception",
+    "fail",
+    "fatal",
+    "denied",
+    "not found",
+    "invalid",
+    "traceback",
+    "cannot",
+    "unable to",
+    "refused",
+    "timed",
+    "timeout",
+    "panic",
+    "exit ",
+)
 
 
 def may_report(text: str, words: Iterable[str] = _REPORTING) -> bool:
@@ -630,7 +720,12 @@ def may_report(text: str, words: Iterable[str] = _REPORTING) -> bool:
 
 
 def reports_error(line: str) -> bool:
-    return may_report(line) and bool(ERROR.search(line)) and not _NONE.search(line) and not is_code(line[:MAX_LINE_LEN])
+    return (
+        may_report(line)
+        and bool(ERROR.search(line))
+        and not _NONE.search(line)
+        and not is_code(line[:MAX_LINE_LEN])
+    )
 
 
 def error_lines(text: str) -> tuple[str, ...]:
@@ -640,7 +735,9 @@ def error_lines(text: str) -> tuple[str, ...]:
 
 
 def without_line_numbers(text: str) -> str:
-    """A listing without the numbers of its lines, which hide that it is source; anything else as it is."""
+    """A listing without the numbers of its lines, which hide that it is source; anything else as it
+    is.
+    """
     bare, count = _LINE_NUMBER.subn("", text)
     return bare if count * 2 > text.count("\n") + 1 else text
 

@@ -1,9 +1,11 @@
-"""The ledger: what each call did, in one line of the tool's name, what it worked on, and what came of it.
+"""The ledger: what each call did, in one line of the tool's name, what it worked on, and what came
+of it.
 
     call 31: apply_patch src/oven.py → M src/oven.py
     call 40: shell python -m pytest -q (3 times) → 54 passed in 4.18s
 
-What came of a call is the last line of its result that reports an end or, of a short result, its last line.
+What came of a call is the last line of its result that reports an end or, of a short result, its
+last line.
 """
 
 import re
@@ -14,7 +16,8 @@ from functools import lru_cache
 from policies.text.segments import Source, parse
 from policies.tokens import shorten
 
-MAX_TARGET_LEN, MAX_VALUE_LEN = 90, 48
+MAX_TARGET_LEN = 90
+MAX_VALUE_LEN = 48
 MAX_OUTCOME_LEN = 70
 FEW_LINES = 3
 """Lines of a result that is short: its last one says what came of the call, whatever it is."""
@@ -26,12 +29,14 @@ MAX_PATHS = 3
 MAX_KEPT = 400
 """Characters of arguments that are remembered with what they name."""
 _CHANGES = re.compile(
-    r"write|create|save|new_file|touch|edit|patch|replace|insert|delete|remove|rename|move_", re.IGNORECASE
+    r"write|create|save|new_file|touch|edit|patch|replace|insert|delete|remove|rename|move_",
+    re.IGNORECASE,
 )
 """Names of tools that change something."""
 _PATH = re.compile(r"[\w.@~/\\-]*[\w/\\]\.[A-Za-z]\w{0,9}|(?:~|\.{0,2})/[\w.@/-]+")
 _HEADER = re.compile(
-    r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Update|Add|Delete) File: |diff --git a/)([\w.@~/-]{1,160})", re.MULTILINE
+    r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Update|Add|Delete) File: |diff --git a/)([\w.@~/-]{1,160})",
+    re.MULTILINE,
 )
 """How a patch names the file that it changes."""
 _END = re.compile(
@@ -49,7 +54,8 @@ _RULES = "=~* "
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: the ``source`` that is its result, its line and what came of it, the ``files`` that it changed.
+    """One call: the ``source`` that is its result, its line and what came of it, the ``files`` that
+    it changed.
 
     ``ended``: an end is reported.
     """
@@ -83,7 +89,11 @@ def steps_of(sources: Sequence[Source]) -> list[Step]:
 
 def _target(tool: str, arguments: str) -> tuple[str, tuple[str, ...]]:
     """What a call works on, and the files that it changes."""
-    return _short_target(tool, arguments) if len(arguments) <= MAX_KEPT else _target_of(tool, arguments)
+    return (
+        _short_target(tool, arguments)
+        if len(arguments) <= MAX_KEPT
+        else _target_of(tool, arguments)
+    )
 
 
 @lru_cache(4_096)
@@ -94,12 +104,19 @@ def _short_target(tool: str, arguments: str) -> tuple[str, tuple[str, ...]]:
 def _target_of(tool: str, arguments: str) -> tuple[str, tuple[str, ...]]:
     document = parse(arguments)
     values = [*_values(document)] if document is not None else [arguments]
-    patched = dict.fromkeys(name for value in values if "\n" in value for name in _HEADER.findall(value))
+    patched = dict.fromkeys(
+        name for value in values if "\n" in value for name in _HEADER.findall(value)
+    )
     lines = [value.strip().splitlines()[:2] for value in values if value.strip()]
-    shown = [shorten(" ".join(each[0][:MAX_KEPT].split()), MAX_VALUE_LEN) + "…" * (len(each) > 1) for each in lines]
+    shown = [
+        shorten(" ".join(each[0][:MAX_KEPT].split()), MAX_VALUE_LEN) + "…" * (len(each) > 1)
+        for each in lines
+    ]
     named = [line for line, each in zip(shown, lines, strict=True) if len(each) == 1]
     paths = [path for line in named for path in _PATH.findall(line)] if not patched else []
-    changes = bool(patched) or (bool(paths) and (_CHANGES.search(tool) is not None or any("\n" in v for v in values)))
+    changes = bool(patched) or (
+        bool(paths) and (_CHANGES.search(tool) is not None or any("\n" in v for v in values))
+    )
     if changes:
         names = (*patched, *paths)[:MAX_PATHS]
         return shorten(" ".join(names), MAX_TARGET_LEN), names

@@ -1,11 +1,12 @@
 """Who is calling, what their key allows, and who is let in.
 
-Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's own secret. Keys made by Weir are 256
-random bits, so a slow hash would protect nothing that this does not.
+Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's own secret. Keys made
+by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
 
-A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody has open may send a
-simple POST across origins behind the person's back, or have its own name lead to 127.0.0.1 (DNS rebinding) and be of
-the same origin then. The first says so in ``Origin`` or ``Sec-Fetch-Site``, the other in ``Host``.
+A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody
+has open may send a simple POST across origins behind the person's back, or have its own name lead
+to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or
+``Sec-Fetch-Site``, the other in ``Host``.
 """
 
 import asyncio
@@ -58,7 +59,9 @@ CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _IN_COMMON = b"\0in common"
-"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is nobody's key."""
+"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is
+nobody's key.
+"""
 _BY_HEADER = b"\0by header"
 _ALL = frozenset({"policy", "mode", "relay"})
 KINDS: Mapping[str, TypeAdapter[Any]] = {
@@ -119,11 +122,19 @@ def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | 
         elif value != "":
             ago = isinstance(value, str) and AHEAD.fullmatch(value.strip())
             try:
-                found[name] = now + SECONDS.validate_python(value) if ago else KINDS[name].validate_python(value)
+                found[name] = (
+                    now + SECONDS.validate_python(value)
+                    if ago
+                    else KINDS[name].validate_python(value)
+                )
             except ValidationError:
-                raise InvalidRequest(f"{name} should be {SAID[name]}, or none.", param=name) from None
+                raise InvalidRequest(
+                    f"{name} should be {SAID[name]}, or none.", param=name
+                ) from None
     if (expires := found.get("expires")) is not None and expires <= now:
-        raise InvalidRequest("expires lies in the past: revoke a key that is to end now.", param="expires")
+        raise InvalidRequest(
+            "expires lies in the past: revoke a key that is to end now.", param="expires"
+        )
     return found
 
 
@@ -144,7 +155,8 @@ class Keyring:
     ) -> None:
         """``auto`` is open until there was a key: a revoked one keeps the door shut.
 
-        ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have theirs in common.
+        ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have
+        theirs in common.
         """
         self._secret = secret
         self._tenant = tenant
@@ -176,18 +188,26 @@ class Keyring:
     def identify(self, headers: Mapping[str, str], *, said: bytes = b"") -> Caller:
         """The caller, of the tenant that the configured header has ``said``, where it has.
 
-        A known key only separates its own by that: no header leads from one key to another's. Raises InvalidAPIKey for
-        a missing, unknown or revoked key, ExpiredAPIKey for one that held until now.
+        A known key only separates its own by that: no header leads from one key to another's.
+        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held
+        until now.
         """
         credential = presented(headers)
         caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
         if _is_over(caller):
             at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(caller.expires))
-            raise ExpiredAPIKey(f"This API key expired at {at}. Ask the operator of this proxy for another.")
+            raise ExpiredAPIKey(
+                f"This API key expired at {at}. Ask the operator of this proxy for another."
+            )
         if not said:
             return caller
         within = caller.tenant.encode() if caller.name is not None else b""
-        return replace(caller, tenant=key_digest(self._secret, b"\0".join((_BY_HEADER, within, said)))[:_TENANT_DIGITS])
+        return replace(
+            caller,
+            tenant=key_digest(self._secret, b"\0".join((_BY_HEADER, within, said)))[
+                :_TENANT_DIGITS
+            ],
+        )
 
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
@@ -197,13 +217,15 @@ class Keyring:
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
-        # Looked up by HMAC: what the time of a lookup betrays about digests says nothing about keys.
+        # Looked up by HMAC: what the time of a lookup betrays about digests says nothing about
+        # keys.
         digest = key_digest(self._secret, given)
         known = self._known.get(digest)
         if known is not None:
             goes_up = not known.credential and not credential.startswith(PREFIX)
             return replace(known, credential=given) if goes_up else known
-        # A key that looks like Weir's own and is not known must not become a stranger with every freedom.
+        # A key that looks like Weir's own and is not known must not become a stranger with every
+        # freedom.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
         return self._stranger(digest, given)
@@ -213,7 +235,9 @@ class Keyring:
         tenant = self._common if is_common else digest[:_TENANT_DIGITS]
         return Caller(tenant=tenant, key=digest, allow=_ALL, credential=credential)
 
-    def _caller_of(self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b"") -> Caller:
+    def _caller_of(
+        self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b""
+    ) -> Caller:
         return Caller(
             tenant=self._common if self._tenant == "single" else tenant,
             key=digest,
@@ -227,7 +251,9 @@ class Keyring:
 
 
 def tenant_source(auth: AuthSettings, listen: Listen) -> str:
-    """How a key ring separates tenants: what ``auth.tenant`` says, else by key, beyond loopback without exception."""
+    """How a key ring separates tenants: what ``auth.tenant`` says, else by key, beyond loopback
+    without exception.
+    """
     return auth.tenant or ("strangers" if listen.loopback else "key")
 
 
@@ -245,7 +271,9 @@ PATIENCE = 5.0  # seconds that a body waits for others to go
 
 
 class Admission:
-    def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._came: dict[str, deque[float]] = {}
         self._all = limits.concurrency
@@ -272,7 +300,10 @@ class Admission:
 
     def enter(self, caller: Caller) -> "Stay":
         if self._requests >= self._all:
-            raise Busy("Weir has as many requests open as it may have (limits.concurrency). Please try again.")
+            raise Busy(
+                "Weir has as many requests open as it may have (limits.concurrency). Please try"
+                " again."
+            )
         key = caller.name or caller.tenant
         inside = self._inside.get(key) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
@@ -288,7 +319,9 @@ class Admission:
         return Stay(self, key, inside, began=began)
 
     async def share_limits(self, stay: "Stay", caller: Caller) -> None:
-        """Nothing, or RateLimited where all processes together have as many of the key's requests as it may have."""
+        """Nothing, or RateLimited where all processes together have as many of the key's requests
+        as it may have.
+        """
         rate = caller.requests_per_minute
         most = caller.concurrency
         if self.shared is None or (rate is None and most is None):
@@ -299,11 +332,15 @@ class Admission:
         self.forget(stay)
         if refused.refused is Refusal.RATE:
             raise _too_often(rate or 0, refused.seconds)
-        text = f"This key has {most} requests open in all processes, as many as it may have (its concurrency)."
+        text = (
+            f"This key has {most} requests open in all processes, as many as it may have (its"
+            " concurrency)."
+        )
         raise RateLimited(f"{text} Please try again.")
 
     def _begin(self, key: str, most: int) -> float:
-        now, came = self._clock(), self._came.setdefault(key, deque())
+        now = self._clock()
+        came = self._came.setdefault(key, deque())
         while came and (now - came[0] >= MINUTE or len(came) > most):
             came.popleft()
         if len(came) >= most:
@@ -345,15 +382,22 @@ class Admission:
         return True
 
     async def wait(self, stay: "Stay", size: int) -> None:
-        waiting, begun = (stay, size, asyncio.get_running_loop().create_future()), self._clock()
+        waiting = (stay, size, asyncio.get_running_loop().create_future())
+        begun = self._clock()
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout(PATIENCE):
                 await waiting[2]
         except TimeoutError:
             if stay.inside.held + size > self._bytes_of_one:
-                text = f"The requests of this key that are being answered hold {stay.inside.held} bytes, and this one "
-                text += f"has {size} more (limits.bytes_in_flight_per_key is {self._bytes_of_one}). Please try again."
+                text = (
+                    f"The requests of this key that are being answered hold {stay.inside.held}"
+                    " bytes, and this one "
+                )
+                text += (
+                    f"has {size} more (limits.bytes_in_flight_per_key is {self._bytes_of_one})."
+                    " Please try again."
+                )
                 raise RateLimited(text, retry_after=math.ceil(PATIENCE)) from None
             raise Busy.after(PATIENCE) from None
         finally:
@@ -362,7 +406,10 @@ class Admission:
 
 
 def _too_often(most: int, seconds: int) -> RateLimited:
-    text = f"This key has begun {most} requests within a minute, as many as it may (its requests_per_minute)."
+    text = (
+        f"This key has begun {most} requests within a minute, as many as it may (its"
+        " requests_per_minute)."
+    )
     return RateLimited(f"{text} Please try again.", retry_after=seconds)
 
 
@@ -400,7 +447,8 @@ class Stay:
 MAX_WRONG = 10
 MINUTE = 60.0
 FORGET = 600.0
-MIN_SECONDS, MAX_SECONDS = 2.0, 300.0
+MIN_SECONDS = 2.0
+MAX_SECONDS = 300.0
 MAX_ADDRESSES = 4_096
 SITE = 64  # bits of an IPv6 address: what lies behind them is one customer's
 REASONS = (("missing",), ("unknown",), ("held_off",))
@@ -417,10 +465,14 @@ class _Guesser:
 
 @dataclass(slots=True)
 class Guesses:
-    """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same address."""
+    """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same
+    address.
+    """
 
     clock: Callable[[], float] = time.monotonic
-    counted: dict[tuple[str, ...], float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
+    counted: dict[tuple[str, ...], float] = field(
+        default_factory=lambda: dict.fromkeys(REASONS, 0.0)
+    )
     _guessers: LRUCache[str, _Guesser] = field(default_factory=lambda: LRUCache(MAX_ADDRESSES))
 
     def answer(self, scope: Scope, error: ProxyError, *, guessed: bool = True) -> ProxyError:
@@ -432,7 +484,10 @@ class Guesses:
             self.counted["unknown",] += 1
             return error
         self.counted["held_off",] += 1
-        text = f"Too many wrong API keys came from this address, and this one is wrong too. Try again in {held_off} s."
+        text = (
+            "Too many wrong API keys came from this address, and this one is wrong too. Try again"
+            f" in {held_off} s."
+        )
         return RateLimited(text, retry_after=held_off)
 
     def _held_off(self, site: str) -> int:
@@ -444,7 +499,8 @@ class Guesses:
         guesser.last = now
         if now >= guesser.until:
             if not guesser.seconds and now - guesser.since > MINUTE:
-                guesser.since, guesser.wrong = now, 0
+                guesser.since = now
+                guesser.wrong = 0
             guesser.wrong += 1
             if guesser.wrong <= MAX_WRONG:
                 return 0
@@ -463,20 +519,25 @@ def _site(address: str) -> str:
 
 OF_OTHERS = frozenset({"cross-site", "same-site"})
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
-# Beside localhost the names that containers have for their host: public name servers know no .internal.
+# Beside localhost the names that containers have for their host: public name servers know no
+# .internal.
 LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
 GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 
 def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -> Caller:
-    """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would pay for."""
+    """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would
+    pay for.
+    """
     caller = identify(scope, keyring, guesses)
     if has_own_key(scope, caller, config):
         return caller
     headers = _decoded(scope["headers"], LOOKED_AT)
     if _is_of_another_page(headers, config):
-        raise Forbidden(f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}")
+        raise Forbidden(
+            f"Web pages of other origins need a key that is known here. {ASK_FOR_A_KEY}"
+        )
     if _is_bound_anew(scope, headers, config):
         where = "Ask Weir at http://127.0.0.1 or http://localhost."
         raise Forbidden(f"This name needs a key that is known here. {where} {ASK_FOR_A_KEY}")
@@ -484,7 +545,9 @@ def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -
 
 
 def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
-    """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an address."""
+    """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an
+    address.
+    """
     headers = credentials_in(scope["headers"])
     try:
         said = dict(scope["headers"]).get(keyring.header, b"").strip() if keyring.header else b""
@@ -495,23 +558,31 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
         raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
-def refuse_foreign_pages(scope: Scope, config: Config, *, has_key: bool, followed: bool = False) -> None:
-    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that was bound anew."""
+def refuse_foreign_pages(
+    scope: Scope, config: Config, *, has_key: bool, followed: bool = False
+) -> None:
+    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that
+    was bound anew.
+    """
     headers = _decoded(scope["headers"], LOOKED_AT)
     if not followed and _is_of_another_page(headers, config):
         raise Forbidden(
-            "Web pages of other origins may not use this API. If this is a page of Weir's own behind a reverse proxy, "
-            "its address has to be public_url in Weir's configuration."
+            "Web pages of other origins may not use this API. If this is a page of Weir's own"
+            " behind a reverse proxy, its address has to be public_url in Weir's configuration."
         )
     if not has_key and _is_bound_anew(scope, headers, config):
-        where = "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send a key."
+        where = (
+            "Weir listens on loopback only: ask it at http://127.0.0.1 or http://localhost, or send"
+            " a key."
+        )
         raise Forbidden(f"This name may not be used without a key. {where}")
 
 
 def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
     """Whether nothing is done with a credential of the operator's, or with none at all.
 
-    A preflight has no key, so it is believed that the request after it will have the one that it announces.
+    A preflight has no key, so it is believed that the request after it will have the one that it
+    announces.
     """
     if caller is not None and caller.name is not None:
         return True
@@ -520,7 +591,9 @@ def has_own_key(scope: Scope, caller: Caller | None, config: Config) -> bool:
     return (caller is not None and bool(caller.credential)) or _announces_a_key(scope)
 
 
-def without_grants(answered: Headers, scope: Scope, caller: Caller | None, config: Config) -> Headers:
+def without_grants(
+    answered: Headers, scope: Scope, caller: Caller | None, config: Config
+) -> Headers:
     if GRANTS not in b" ".join(dict(answered)) or has_own_key(scope, caller, config):
         return answered
     return [header for header in answered if not header[0].startswith(GRANTS)]
@@ -540,7 +613,10 @@ def _is_of_another_page(headers: Mapping[str, str], config: Config) -> bool:
     if origin is not None and origin.lower() == config.public_origin:
         return False
     try:
-        return origin is not None and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        return (
+            origin is not None
+            and not urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        )
     except ValueError:
         return True
 

@@ -1,12 +1,13 @@
-"""Who asks, and where a request goes: the one place that reads a path, judges a model and chooses an upstream.
+"""Who asks, and where a request goes: the one place that reads a path, judges a model and chooses
+an upstream.
 
-:class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one: a model that a key may
-not use, or the wrong provider, cannot be reached by another spelling of a path or a route that somebody adds.
-(tests/architecture/test_destinations.py)
+:class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one: a
+model that a key may not use, or the wrong provider, cannot be reached by another spelling of a path
+or a route that somebody adds. (tests/architecture/test_destinations.py)
 
-A key with ``models`` gets the routes whose one model is read here as the upstream reads it, from a JSON object: the
-managed ones, lists of models, and embeddings. All else needs the permission ``relay``, and nothing in it is judged but
-a model that it plainly names.
+A key with ``models`` gets the routes whose one model is read here as the upstream reads it, from a
+JSON object: the managed ones, lists of models, and embeddings. All else needs the permission
+``relay``, and nothing in it is judged but a model that it plainly names.
 """
 
 import fnmatch
@@ -22,25 +23,64 @@ import msgspec
 from proxy.config.values import Config, ModelRule, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed
 from proxy.wire.codec import ClientRequest
-from proxy.wire.raw import Raw, has_repeated_keys, read_value, replace_fields, split_object, write_value
+from proxy.wire.raw import (
+    Raw,
+    has_repeated_keys,
+    read_value,
+    replace_fields,
+    split_object,
+    write_value,
+)
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 MODEL = "model"
-_NAMES_MODELS = re.compile(r".*(?:models?|model_list|fallbacks?|deployments?|deployment_(?:id|name))", re.DOTALL)
-"""How gateways call a field for another model: OpenRouter's ``models``, LiteLLM's ``context_window_fallbacks`` and
-``deployment_id``, Bifrost's ``fallbacks``, Vercel's ``providerOptions.gateway.models``, a tool's ``model``."""
+_NAMES_MODELS = re.compile(
+    r".*(?:models?|model_list|fallbacks?|deployments?|deployment_(?:id|name))", re.DOTALL
+)
+"""How gateways call a field for another model: OpenRouter's ``models``, LiteLLM's
+``context_window_fallbacks`` and ``deployment_id``, Bifrost's ``fallbacks``, Vercel's
+``providerOptions.gateway.models``, a tool's ``model``.
+"""
 _SAID = frozenset(
     {
-        *("messages", "input", "prompt", "instructions", "system", "documents", "metadata", "prediction", "query"),
-        *("text", "response_format", "function", "functions", "custom", "parameters", "schema", "json_schema"),
-        *("input_schema", "output_schema", "guided_json", "structured_outputs", "format", "properties", "description"),
+        *(
+            "messages",
+            "input",
+            "prompt",
+            "instructions",
+            "system",
+            "documents",
+            "metadata",
+            "prediction",
+            "query",
+        ),
+        *(
+            "text",
+            "response_format",
+            "function",
+            "functions",
+            "custom",
+            "parameters",
+            "schema",
+            "json_schema",
+        ),
+        *(
+            "input_schema",
+            "output_schema",
+            "guided_json",
+            "structured_outputs",
+            "format",
+            "properties",
+            "description",
+        ),
     }
 )
 """What is said to the model, and schemas: there a model is spoken of and not asked for."""
 FORM = b"multipart/form-data"
 _FORM_MODEL = re.compile(
-    rb"content-disposition: *form-data; *name=\"?model\"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)", re.IGNORECASE
+    rb"content-disposition: *form-data; *name=\"?model\"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)",
+    re.IGNORECASE,
 )
 _NO_JSON = re.compile(
     rb"multipart/form-data.*|application/x-www-form-urlencoded.*"
@@ -56,8 +96,9 @@ TENANT_SHOWN = 8
 class Caller:
     """One key's owner; ``tenant`` (32 hex digits) separates its conversations from all others.
 
-    ``key`` is the digest of the credential: a rotated key has another one, and the same tenant. ``name`` is None for a
-    key that Weir does not know (mode ``open``), ``credential`` what is sent upstream in the client's name.
+    ``key`` is the digest of the credential: a rotated key has another one, and the same tenant.
+    ``name`` is None for a key that Weir does not know (mode ``open``), ``credential`` what is sent
+    upstream in the client's name.
     """
 
     tenant: str
@@ -80,7 +121,9 @@ class Caller:
         return not self.is_restricted or "relay" in self.allow
 
     def allows(self, model: str) -> bool:
-        return not self.models or any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+        return not self.models or any(
+            fnmatch.fnmatchcase(model, pattern) for pattern in self.models
+        )
 
     def require(self, model: str) -> None:
         """ModelNotAllowed; LiteLLM takes several with commas between: each has to be allowed."""
@@ -89,14 +132,17 @@ class Caller:
 
 
 def _model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
-    """The one model that a JSON object names, empty for none; InvalidRequest where it could be read in two ways.
+    """The one model that a JSON object names, empty for none; InvalidRequest where it could be read
+    in two ways.
 
-    Of a key that stands twice some readers take the first and some the last, and Go's encoding/json takes ``Model``
-    for ``model``.
+    Of a key that stands twice some readers take the first and some the last, and Go's encoding/json
+    takes ``Model`` for ``model``.
     """
     names = [key for key in fields if key.casefold() == MODEL]
     if names not in ([], [MODEL]) or has_repeated_keys(body, fields):
-        raise InvalidRequest("The request has a key twice, or names its model oddly: send one model.", param=MODEL)
+        raise InvalidRequest(
+            "The request has a key twice, or names its model oddly: send one model.", param=MODEL
+        )
     raw = bytes(fields.get(MODEL, b"null"))
     value = "" if raw == b"null" else read_value(raw)
     if not isinstance(value, str):
@@ -114,21 +160,28 @@ def _model_in_body(headers: Headers, body: bytes) -> str:
 
 
 def _require_others(caller: Caller, headers: Headers, fields: Mapping[str, Raw]) -> None:
-    """ModelNotAllowed for a model that a body names beside its own: to fall back to, or for a tool, at any depth.
+    """ModelNotAllowed for a model that a body names beside its own: to fall back to, or for a tool,
+    at any depth.
 
     InvalidRequest where that cannot be known.
     """
     kinds = _values(headers, b"content-type")
     if len(kinds) > 1 or any(_NO_JSON.fullmatch(kind.strip()) for kind in kinds):
-        raise InvalidRequest("Send the request body as JSON in UTF-8, with Content-Type: application/json.")
+        raise InvalidRequest(
+            "Send the request body as JSON in UTF-8, with Content-Type: application/json."
+        )
     for name, raw in fields.items():
         if name == MODEL or name.casefold() in _SAID:
             continue
         try:
-            value = json.loads(bytes(raw).decode(), object_pairs_hook=_once, parse_int=len, parse_float=len)
+            value = json.loads(
+                bytes(raw).decode(), object_pairs_hook=_once, parse_int=len, parse_float=len
+            )
             named = [*_named_in({name: value})]
         except (ValueError, RecursionError):
-            raise InvalidRequest(f"{name[:80]} cannot be read, and may name a model.", param=name[:80]) from None
+            raise InvalidRequest(
+                f"{name[:80]} cannot be read, and may name a model.", param=name[:80]
+            ) from None
         for each in named:
             caller.require(each)
 
@@ -178,17 +231,30 @@ MODELS_PATH: Final = "/models"
 Kind = Literal["managed", "counted", "model", "models", "other"]
 _NAMING: Mapping[str, Kind] = {
     **dict.fromkeys(("chat/completions", "responses", "messages"), "managed"),
-    **dict.fromkeys(("responses/input_tokens", "responses/compact", "messages/count_tokens"), "counted"),
+    **dict.fromkeys(
+        ("responses/input_tokens", "responses/compact", "messages/count_tokens"), "counted"
+    ),
     **dict.fromkeys(
         (
-            *("embeddings", "fim/completions", "completions", "moderations", "rerank", "score", "pooling", "classify"),
+            *(
+                "embeddings",
+                "fim/completions",
+                "completions",
+                "moderations",
+                "rerank",
+                "score",
+                "pooling",
+                "classify",
+            ),
             *("images/generations", "images/edits", "images/variations", "videos", "ocr"),
             *("audio/speech", "audio/transcriptions", "audio/translations"),
         ),
         "model",
     ),
 }
-"""What is asked of the one model that the body names; a longer path stands before what it ends with."""
+"""What is asked of the one model that the body names; a longer path stands before what it ends
+with.
+"""
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 
@@ -196,10 +262,10 @@ _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks for.
 
-    ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up; ``model`` is asked of one
-    model; ``models`` lists them; ``other`` is the rest: files, batches, stored answers, all that can have models ask or
-    tell about other keys' requests. ``path`` stands behind an upstream's base URL, ``model`` stood in the client's
-    path.
+    ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up;
+    ``model`` is asked of one model; ``models`` lists them; ``other`` is the rest: files, batches,
+    stored answers, all that can have models ask or tell about other keys' requests. ``path`` stands
+    behind an upstream's base URL, ``model`` stood in the client's path.
     """
 
     kind: Kind
@@ -219,14 +285,17 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHAT: Final = Route(kind="managed", path=CHAT_PATH)
-MANAGED: Final = {f"/v1/{n}": Route(kind=kind, path=f"/{n}") for n, kind in _NAMING.items() if kind == "managed"}
+MANAGED: Final = {
+    f"/v1/{n}": Route(kind=kind, path=f"/{n}") for n, kind in _NAMING.items() if kind == "managed"
+}
 
 
 def route_of(method: str, target: str) -> Route | None:
     """None where there is none; ``target`` is percent-encoded.
 
-    ``/v1`` may be there twice, slashes may be doubled or stand at the end, and the model may be in the path as in
-    ``/openai/deployments/gpt-5/chat/completions`` (Azure) or ``/v1/engines/gpt-5/completions``.
+    ``/v1`` may be there twice, slashes may be doubled or stand at the end, and the model may be in
+    the path as in ``/openai/deployments/gpt-5/chat/completions`` (Azure) or
+    ``/v1/engines/gpt-5/completions``.
     """
     prefix = _PREFIX.match(target)
     if prefix is None:
@@ -237,7 +306,9 @@ def route_of(method: str, target: str) -> Route | None:
         return asked
     if method in ("GET", "HEAD") and parts[:1] == ["models"]:
         model = "/".join(parts[1:])
-        return Route(kind="models", path=f"{MODELS_PATH}/{quote(model, safe='/:')}".rstrip("/"), model=model)
+        return Route(
+            kind="models", path=f"{MODELS_PATH}/{quote(model, safe='/:')}".rstrip("/"), model=model
+        )
     return Route(kind="other", path=rest)
 
 
@@ -253,11 +324,18 @@ def _asked_of_a_model(parts: list[str]) -> Route | None:
 
 
 def admit(caller: Caller, route: Route) -> None:
-    """Forbidden for a key with ``models`` on a route whose model is not read here, unless it may relay."""
-    if not caller.may_relay and route.kind not in ("managed", "counted", "models") and not route.embeds:
+    """Forbidden for a key with ``models`` on a route whose model is not read here, unless it may
+    relay.
+    """
+    if (
+        not caller.may_relay
+        and route.kind not in ("managed", "counted", "models")
+        and not route.embeds
+    ):
         raise Forbidden(
-            "This key may use some models only: chat completions, responses, messages, embeddings and models. "
-            "The operator can allow all other routes: give the key the permission relay."
+            "This key may use some models only: chat completions, responses, messages, embeddings"
+            " and models. The operator can allow all other routes: give the key the permission"
+            " relay."
         )
 
 
@@ -277,7 +355,13 @@ def is_decided_by_model(config: Config, caller: Caller, route: Route) -> bool:
 
 
 def for_managed(
-    config: Config, caller: Caller, route: Route, request: ClientRequest, *, headers: Headers = (), query: bytes = b""
+    config: Config,
+    caller: Caller,
+    route: Route,
+    request: ClientRequest,
+    *,
+    headers: Headers = (),
+    query: bytes = b"",
 ) -> tuple[Destination, ClientRequest]:
     """The destination, and the request naming the model that its path names.
 
@@ -296,7 +380,13 @@ def for_managed(
 
 
 def for_relay(
-    config: Config, caller: Caller, route: Route, headers: Headers, body: bytes | None, *, query: bytes = b""
+    config: Config,
+    caller: Caller,
+    route: Route,
+    headers: Headers,
+    body: bytes | None,
+    *,
+    query: bytes = b"",
 ) -> tuple[Destination, bytes | None]:
     """The destination of a request whose body was read, and the body naming its path's model.
 
@@ -308,13 +398,15 @@ def for_relay(
         try:
             named = _model_in_body(headers, body)
         except InvalidRequest:
-            # Whoever may relay may send files that name any model; but no conversation goes to a guessed provider.
+            # Whoever may relay may send files that name any model; but no conversation goes to a
+            # guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
     if route.embeds and caller.is_restricted:
         _require_others(caller, headers, split_object(body) if body else {})
         _refuse_in_query(query)
-    # Azure's servers take the path's deployment, whatever the body says, and its users call those unlike the model.
+    # Azure's servers take the path's deployment, whatever the body says, and its users call those
+    # unlike the model.
     model = route.model or named
     if body and model != named and not is_form(headers):
         body = _with_model(body, model)
@@ -334,7 +426,9 @@ def for_models(config: Config, caller: Caller, route: Route) -> Destination:
 
 
 def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str) -> Destination:
-    return Destination(upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller)
+    return Destination(
+        upstream=upstream, path=_path(upstream, path, model), model=model, caller=caller
+    )
 
 
 def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination:
@@ -342,10 +436,17 @@ def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination
     admit(caller, route)
     if model:
         caller.require(model)
-    elif route.kind in ("managed", "counted", "model") and (caller.is_restricted or len(config.upstreams) > 1):
-        raise InvalidRequest("The request has to name its model here: it decides who may send it where.", param="model")
+    elif route.kind in ("managed", "counted", "model") and (
+        caller.is_restricted or len(config.upstreams) > 1
+    ):
+        raise InvalidRequest(
+            "The request has to name its model here: it decides who may send it where.",
+            param="model",
+        )
     upstream = upstream_for(config, model)
-    return Destination(upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller)
+    return Destination(
+        upstream=upstream, path=_path(upstream, route.path, model), model=model, caller=caller
+    )
 
 
 def _path(upstream: UpstreamSettings, path: str, model: str) -> str:

@@ -1,11 +1,14 @@
-"""Whose is what a provider keeps: ids that went to a key in an answer are that key's, and nobody else may name them.
+"""Whose is what a provider keeps: ids that went to a key in an answer are that key's, and nobody
+else may name them.
 
-Keys of Weir that go up with one credential of the operator's are one customer to the provider, which keeps answers,
-conversations, files, batches and more for that customer. So every id that an answer gives to such a key is remembered
-as its, by digest, and a request may name only those. A key with the permission ``shared`` is not judged, nor is who
-sends a credential of its own: there the provider judges.
+Keys of Weir that go up with one credential of the operator's are one customer to the provider,
+which keeps answers, conversations, files, batches and more for that customer. So every id that an
+answer gives to such a key is remembered as its, by digest, and a request may name only those. A key
+with the permission ``shared`` is not judged, nor is who sends a credential of its own: there the
+provider judges.
 
-An item of a history that has what it says with it is no reference, whatever its id: clients send those back for good.
+An item of a history that has what it says with it is no reference, whatever its id: clients send
+those back for good.
 """
 
 import asyncio
@@ -39,7 +42,15 @@ _OBJECTS_ONLY = frozenset({"prompt", "audio"})
 """Those of them that are ids only within an object: as a text they are what is said."""
 _SAID = frozenset(
     {
-        *("metadata", "arguments", "parameters", "schema", "json_schema", "input_schema", "output_schema"),
+        *(
+            "metadata",
+            "arguments",
+            "parameters",
+            "schema",
+            "json_schema",
+            "input_schema",
+            "output_schema",
+        ),
         *("properties", "env", "response_format", "output_config", "text_format"),
     }
 )
@@ -50,13 +61,34 @@ _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 """Blocks of Messages whose ``input`` a model has made up."""
 _ITEM_REFERENCE = "item_reference"
 _INLINE = (
-    *("content", "encrypted_content", "output", "arguments", "result", "results", "queries", "code"),
+    *(
+        "content",
+        "encrypted_content",
+        "output",
+        "arguments",
+        "result",
+        "results",
+        "queries",
+        "code",
+    ),
     *("action", "input", "tools", "operation", "approve"),
 )
-_FORM_FIELD = re.compile(rb'name="?(?:' + "|".join(sorted(NAMING)).encode() + rb')(?:\[[^\]"]*\])?["\s;]')
+_FORM_FIELD = re.compile(
+    rb'name="?(?:' + "|".join(sorted(NAMING)).encode() + rb')(?:\[[^\]"]*\])?["\s;]'
+)
 _COLLECTIONS = (
     *(("fine_tuning", "jobs"), ("messages", "batches"), ("chat", "completions")),
-    *((name,) for name in ("responses", "conversations", "files", "batches", "vector_stores", "containers")),
+    *(
+        (name,)
+        for name in (
+            "responses",
+            "conversations",
+            "files",
+            "batches",
+            "vector_stores",
+            "containers",
+        )
+    ),
     *((name,) for name in ("uploads", "assistants", "threads", "evals", "videos", "skills")),
 )
 _METHODS_OF = frozenset({"compact", "input_tokens", "runs"})
@@ -71,7 +103,9 @@ Named = tuple[str, str]
 
 
 def is_judged(caller: Caller, upstream: UpstreamSettings) -> bool:
-    """Whether a key is one of several for one credential of the operator's, and may not use what is another's."""
+    """Whether a key is one of several for one credential of the operator's, and may not use what is
+    another's.
+    """
     return caller.name is not None and not upstream.passes_key and SHARED not in caller.allow
 
 
@@ -132,7 +166,9 @@ def _mentions(raw: Raw) -> bool:
 
 
 def named_in_json(body: bytes) -> Iterator[Named]:
-    """The ids that any other JSON object names; nothing where it is none. Raises InvalidRequest for one too deep."""
+    """The ids that any other JSON object names; nothing where it is none. Raises InvalidRequest for
+    one too deep.
+    """
     value = _pairs(body)
     if not isinstance(value, _Pairs):
         return
@@ -143,17 +179,24 @@ def named_in_json(body: bytes) -> Iterator[Named]:
 
 
 def named_in_path(route: Route) -> Iterator[Named]:
-    """The ids that a path names. Raises InvalidRequest for one that others may read in another way."""
+    """The ids that a path names. Raises InvalidRequest for one that others may read in
+    another way.
+    """
     parts = [part for part in unquote(route.path).split("/") if part]
     if any(_SEGMENT.fullmatch(part) is None or not part.strip(".") for part in parts):
-        raise InvalidRequest("The path can be read in more than one way: send it as it is documented.")
+        raise InvalidRequest(
+            "The path can be read in more than one way: send it as it is documented."
+        )
     if (rest := _after_collection(parts)) and rest[0].casefold() not in _METHODS_OF:
         yield "path", rest[0]
 
 
 def is_list(method: str, route: Route) -> bool:
     """Whether the answer is the list of all that the provider keeps of a kind."""
-    return method == "GET" and _after_collection([part for part in unquote(route.path).split("/") if part]) == []
+    return (
+        method == "GET"
+        and _after_collection([part for part in unquote(route.path).split("/") if part]) == []
+    )
 
 
 def _after_collection(parts: Sequence[str]) -> Sequence[str] | None:
@@ -184,7 +227,9 @@ def _plain(value: object) -> object:
 
 
 def _named(place: str, value: object, field: str) -> Iterator[Named]:
-    """The ids within a value that stands in ``field``, by an own stack: it may be as deep as JSON can be read."""
+    """The ids within a value that stands in ``field``, by an own stack: it may be as deep as JSON
+    can be read.
+    """
     waiting: list[tuple[str, object, str]] = [(place, value, field)]
     while waiting:
         at, each, name = waiting.pop()
@@ -211,7 +256,11 @@ def _items(array: str, elements: Iterable[Raw]) -> Iterator[Named]:
             item = _ITEM.decode(raw)
         except (ValueError, RecursionError):
             loose = _pairs(raw)
-            ids = [given for name, given in loose if name == "id"] if isinstance(loose, _Pairs) else []
+            ids = (
+                [given for name, given in loose if name == "id"]
+                if isinstance(loose, _Pairs)
+                else []
+            )
             yield from ((place, each) for each in ids if isinstance(each, str) and each)
             continue
         if item.id and _is_reference(item):
@@ -254,7 +303,9 @@ def _collect(value: object, found: set[str]) -> None:
         if isinstance(each, list):
             waiting += each
         elif isinstance(each, dict):
-            made_up = _SAID | _ECHOED if each.get("type") not in _CALLS else _SAID | _ECHOED | {"input"}
+            made_up = (
+                _SAID | _ECHOED if each.get("type") not in _CALLS else _SAID | _ECHOED | {"input"}
+            )
             for name, inner in each.items():
                 if name in made_up:
                     continue
@@ -270,7 +321,9 @@ def _collect(value: object, found: set[str]) -> None:
 class ProviderIds:
     """Which ids are whose: in memory first and bounded there, and in the store as digests."""
 
-    def __init__(self, store: Store, settler: WriteBehindQueue, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, settler: WriteBehindQueue, *, clock: Callable[[], float]
+    ) -> None:
         self._store = store
         self._settler = settler
         self._clock = clock
@@ -308,36 +361,49 @@ class ProviderIds:
             own = await self.own(caller.tenant, fields)
         except StoreError as error:
             log.warning("whose an id is cannot be read from the store: %s", error)
-            raise Busy("Whose it is what this request names cannot be known now. Please try again.") from None
+            raise Busy(
+                "Whose it is what this request names cannot be known now. Please try again."
+            ) from None
         for each, field in fields.items():
             if each not in own:
                 raise NotFound(
-                    f"{field}: {each[:100]!r} is not on record as this key's. The operator can allow what other keys "
-                    f"made, or what was made elsewhere: give the key the permission {SHARED}.",
+                    f"{field}: {each[:100]!r} is not on record as this key's. The operator can"
+                    " allow what other keys made, or what was made elsewhere: give the key the"
+                    f" permission {SHARED}.",
                     param=field,
                 )
 
     async def require_relayed(
         self, caller: Caller, route: Route, *, query: bytes, headers: Headers, body: bytes | None
     ) -> None:
-        """As :meth:`require` for a request that is not managed; raises InvalidRequest for what cannot be judged."""
+        """As :meth:`require` for a request that is not managed; raises InvalidRequest for what
+        cannot be judged.
+        """
         named = [*named_in_path(route)]
         said = parse_qsl(query.decode("latin-1"), max_num_fields=1_000) if query else []
         named += [(name, value) for name, value in said if name in NAMING]
         if body and is_form(headers):
             if _FORM_FIELD.search(body):
-                raise InvalidRequest("Send the ids of what is at the provider as JSON: they are judged here.")
+                raise InvalidRequest(
+                    "Send the ids of what is at the provider as JSON: they are judged here."
+                )
         elif body:
             named += named_in_json(body)
         await self.require(caller, named)
 
     async def listed(self, tenant: str, body: bytes) -> bytes:
-        """A list of the provider's without what is not the tenant's. Raises TypeError for another body, StoreError."""
+        """A list of the provider's without what is not the tenant's. Raises TypeError for another
+        body, StoreError.
+        """
         value = _loaded(body)
         entries = value.get("data") if isinstance(value, dict) else value
         if not isinstance(entries, list):
             raise TypeError("no list")
-        ids = [each["id"] for each in entries if isinstance(each, dict) and isinstance(each.get("id"), str)]
+        ids = [
+            each["id"]
+            for each in entries
+            if isinstance(each, dict) and isinstance(each.get("id"), str)
+        ]
         own = await self.own(tenant, ids)
         kept = [each for each in entries if isinstance(each, dict) and each.get("id") in own]
         if len(kept) == len(entries):

@@ -1,8 +1,10 @@
-"""A key's limits where several processes share a database: what each of them lets in counts for all.
+"""A key's limits where several processes share a database: what each of them lets in counts for
+all.
 
-A request of a key that has limits costs one statement before it begins. What a process has open is its own word, which
-it renews and takes back when it may; the word of one that has died ends by itself. Where the database does not answer
-each process keeps the limits alone, as where nothing is shared.
+A request of a key that has limits costs one statement before it begins. What a process has open is
+its own word, which it renews and takes back when it may; the word of one that has died ends by
+itself. Where the database does not answer each process keeps the limits alone, as where nothing is
+shared.
 """
 
 import asyncio
@@ -17,7 +19,9 @@ from proxy.store.records import KeyUse, Refusal, StoreError
 log = logging.getLogger("weir")
 
 SETTLES = 0.1
-"""Seconds after which it is asked again whether too many requests are open: that one has ended is said behind it."""
+"""Seconds after which it is asked again whether too many requests are open: that one has ended is
+said behind it.
+"""
 
 
 class SharedLimits:
@@ -33,7 +37,9 @@ class SharedLimits:
         self._saying: asyncio.Task[None] | None = None
 
     async def enter(self, key: str, *, rate: int | None, most: int | None) -> KeyUse | None:
-        """The refusal of a request that this process has let in; None where it may begin, or nobody can say."""
+        """The refusal of a request that this process has let in; None where it may begin, or nobody
+        can say.
+        """
         if key in self._forgotten:
             await self.settle()
         use = await self._ask(key, rate, most)
@@ -45,7 +51,9 @@ class SharedLimits:
     async def _ask(self, key: str, rate: int | None, most: int | None) -> KeyUse | None:
         here = self._open_here(key)
         try:
-            use = await self._store.enter_key(key, process=self._process, here=here, rate=rate or 0, most=most or 0)
+            use = await self._store.enter_key(
+                key, process=self._process, here=here, rate=rate or 0, most=most or 0
+            )
         except StoreError as error:
             log.warning("a key's limits hold in this process alone: %s", error)
             return None
@@ -56,7 +64,9 @@ class SharedLimits:
         return use
 
     def left(self, key: str) -> None:
-        """Have the others know, if what they know of this process's open requests is no longer so."""
+        """Have the others know, if what they know of this process's open requests is no
+        longer so.
+        """
         if key in self._said and self._said[key] != self._open_here(key):
             self._changed.add(key)
             self._say()
@@ -94,4 +104,6 @@ class SharedLimits:
             self._forgotten -= Counter(forgotten)
             self._said |= here
             self._changed |= {key for key, count in here.items() if self._open_here(key) != count}
-            self._said = {key: count for key, count in self._said.items() if count or key in self._changed}
+            self._said = {
+                key: count for key, count in self._said.items() if count or key in self._changed
+            }

@@ -84,11 +84,15 @@ class _CommandTable(click.Group):
 
 
 def _suggestion(fault: click.UsageError) -> str:
-    """`` Did you mean 'serve'?`` for a command that is spelt nearly like that; click says so of options alone."""
+    """`` Did you mean 'serve'?`` for a command that is spelt nearly like that; click says so of
+    options alone.
+    """
     if fault.ctx is None or not isinstance(fault.ctx.command, click.Group):
         return ""
     misspelt = re.match(r"No such command '(.+)'\.$", fault.format_message())
-    close = misspelt and difflib.get_close_matches(misspelt[1], fault.ctx.command.list_commands(fault.ctx), n=1)
+    close = misspelt and difflib.get_close_matches(
+        misspelt[1], fault.ctx.command.list_commands(fault.ctx), n=1
+    )
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
@@ -97,7 +101,10 @@ def _stop(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=_CommandTable, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(
+    cls=_CommandTable,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(package_name="weir-proxy", prog_name="weir")
 def main() -> None:
     """Weir: an OpenAI-compatible proxy that keeps long conversations inside the context window.

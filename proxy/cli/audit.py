@@ -32,9 +32,9 @@ def audit() -> None:
 async def verify(store: Store, config: Config) -> Findings:
     """Verify that no row of the audit log was changed, moved, or removed from between others.
 
-    The first row that does not follow from the one before it is named, and the command fails. Keep the number and hash
-    of each chain's last row somewhere else: whoever can write to the database can cut a chain short or make it anew,
-    and only a last row that was noted earlier shows that.
+    The first row that does not follow from the one before it is named, and the command fails. Keep
+    the number and hash of each chain's last row somewhere else: whoever can write to the database
+    can cut a chain short or make it anew, and only a last row that was noted earlier shows that.
 
     \b
     Example:
@@ -62,14 +62,17 @@ async def verify(store: Store, config: Config) -> Findings:
 @click.argument("conversation")
 @reads
 async def list_rows(store: Store, _: Config, *, conversation: str) -> Findings:
-    """List what was done to a conversation, newest first. CONVERSATION is a name, or an id, also of a deleted one.
+    """List what was done to a conversation, newest first. CONVERSATION is a name, or an id, also of
+    a deleted one.
 
     \b
     Example:
       weir audit list support-4711
     """
     known = await store.conversation(None, conversation)
-    rows = await store.audit(None, conversation=conversation if known is None else known.id, limit=LISTED)
+    rows = await store.audit(
+        None, conversation=conversation if known is None else known.id, limit=LISTED
+    )
     columns = {
         "at (UTC)": lambda row: moment(row.at),
         "row": lambda row: row.seq,
@@ -79,7 +82,12 @@ async def list_rows(store: Store, _: Config, *, conversation: str) -> Findings:
     }
 
     def plain(row: AuditRow) -> dict[str, object]:
-        return {**msgspec.structs.asdict(row), "facts": row.told, "prev": row.prev.hex(), "hash": row.hash.hex()}
+        return {
+            **msgspec.structs.asdict(row),
+            "facts": row.told,
+            "prev": row.prev.hex(),
+            "hash": row.hash.hex(),
+        }
 
     return table(rows, columns, plain=plain, empty="The audit log has no such rows.")
 

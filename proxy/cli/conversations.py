@@ -42,13 +42,15 @@ EXCERPT = 60
 OBSERVED = "observe=1"
 ALERTS_SHOWN = 20
 TIMELINE = (
-    "at length tokens_before tokens_after limit pressure zone velocity action actions status outcome usage_cached "
-    "overhead_ms id"
+    "at length tokens_before tokens_after limit pressure zone velocity action actions status"
+    " outcome usage_cached overhead_ms id"
 )
-FACTS = "name id key parent closed model requests branches created updated version checkpoints removed"
+FACTS = (
+    "name id key parent closed model requests branches created updated version checkpoints removed"
+)
 REQUEST = (
-    "policy tokens_before tokens_after limit pressure_before pressure zone velocity turns_until_red "
-    "action actions evicted observed status outcome"
+    "policy tokens_before tokens_after limit pressure_before pressure zone velocity turns_until_red"
+    " action actions evicted observed status outcome"
 )
 METRICS = "utilization eviction_rate compression_ratio burn_rate fidelity_score tool_result_bloat"
 
@@ -68,7 +70,9 @@ def conversations() -> None:
 
 
 @conversations.command("list")
-@click.option("--limit", type=click.IntRange(min=1), default=50, help="How many conversations, newest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, help="How many conversations, newest first."
+)
 @reads
 async def list_conversations(store: Store, config: Config, *, limit: int) -> Findings:
     """List the conversations of all keys, last used first; tokens are those of the last request.
@@ -80,8 +84,12 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Fin
     rows = await store.conversations(None, limit=limit)
     names = await key_names(store, config) if rows else {}
     return listing(
-        [{**msgspec.structs.asdict(row), "key": names.get(row.tenant, row.tenant[:8])} for row in rows],
-        "name key model requests tokens_before tokens_after limit updated zone actions parent closed",
+        [
+            {**msgspec.structs.asdict(row), "key": names.get(row.tenant, row.tenant[:8])}
+            for row in rows
+        ],
+        "name key model requests tokens_before tokens_after limit updated zone actions parent"
+        " closed",
         empty=f"No conversations in {masked_url(config.store.url)}.",
         optional="parent closed",
     )
@@ -89,14 +97,34 @@ async def list_conversations(store: Store, config: Config, *, limit: int) -> Fin
 
 @conversations.command()
 @name_argument
-@click.option("--timeline", "view", flag_value="timeline", help=f"A line per request, the newest {REQUESTS_SHOWN}.")
-@click.option("--checkpoint", "view", flag_value="checkpoint", help="The state of the task, and the newest summary.")
-@click.option("--removed", "view", flag_value="removed", help="Every removed message, with its ref for --ref.")
-@click.option("--request", metavar="ID", help="What was done to a request, layer by layer, and why.")
+@click.option(
+    "--timeline",
+    "view",
+    flag_value="timeline",
+    help=f"A line per request, the newest {REQUESTS_SHOWN}.",
+)
+@click.option(
+    "--checkpoint",
+    "view",
+    flag_value="checkpoint",
+    help="The state of the task, and the newest summary.",
+)
+@click.option(
+    "--removed", "view", flag_value="removed", help="Every removed message, with its ref for --ref."
+)
+@click.option(
+    "--request", metavar="ID", help="What was done to a request, layer by layer, and why."
+)
 @click.option("--ref", help="The full text of a removed message; with --json as it was sent.")
 @reads
 async def show(
-    store: Store, config: Config, *, name: str, view: str | None, request: str | None, ref: str | None
+    store: Store,
+    config: Config,
+    *,
+    name: str,
+    view: str | None,
+    request: str | None,
+    ref: str | None,
 ) -> Findings:
     """Show a conversation, by name or id: how full and how healthy it is, and what was removed.
 
@@ -157,8 +185,8 @@ async def export(store: Store, _: Config, *, name: str) -> Findings:
 def delete(config: Config, *, name: str, yes: bool) -> Findings:
     """Delete a conversation permanently: requests, checkpoints, notes, and its archived messages.
 
-    A running Weir may still hold the conversation in memory and recreate it with the next request; delete it over HTTP
-    (DELETE /weir/conversations/ID) to avoid that.
+    A running Weir may still hold the conversation in memory and recreate it with the next request;
+    delete it over HTTP (DELETE /weir/conversations/ID) to avoid that.
 
     \b
     Example:
@@ -170,9 +198,13 @@ def delete(config: Config, *, name: str, yes: bool) -> Findings:
         key = (await key_names(store, config)).get(row.tenant, row.tenant[:8])
         gone = await removed_from(store, row)
         saved = await checkpoints_of(store, row)
-        return row, (
-            f"{tame(row.name)} ({row.id}) of key {key}, last used {moment(row.updated)} UTC: {row.requests} requests, "
-            f"{len(saved)} checkpoints; out of the window and kept: {removed_line(gone)}."
+        return (
+            row,
+            (
+                f"{tame(row.name)} ({row.id}) of key {key}, last used {moment(row.updated)} UTC:"
+                f" {row.requests} requests, {len(saved)} checkpoints; out of the window and kept:"
+                f" {removed_line(gone)}."
+            ),
         )
 
     row, going = reading(config, read)
@@ -218,25 +250,40 @@ async def _status(store: Store, row: ConversationRow, config: Config) -> Finding
         )
         if health["alerts"]:
             click.echo()
-            listing(health["alerts"][:ALERTS_SHOWN], "at closed level kind said", optional="closed").show()
+            listing(
+                health["alerts"][:ALERTS_SHOWN], "at closed level kind said", optional="closed"
+            ).show()
         where = given_again(given["path"], given["store"])
-        for option in ["--timeline", *(["--checkpoint"] if saved else []), *(["--removed"] if gone else [])]:
-            click.echo(f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True)
+        for option in [
+            "--timeline",
+            *(["--checkpoint"] if saved else []),
+            *(["--removed"] if gone else []),
+        ]:
+            click.echo(
+                f"  weir conversations show {shlex.quote(tame(row.name))} {option}{where}", err=True
+            )
 
     return Findings(lambda: value, show)
 
 
 async def _request(store: Store, row: ConversationRow, request: str) -> Findings:
     rows = await store.timeline(row, limit=MAX_REQUESTS)
-    known = [each for each in rows if each.id == request] or [each for each in rows if each.id.startswith(request)]
+    known = [each for each in rows if each.id == request] or [
+        each for each in rows if each.id.startswith(request)
+    ]
     if len(known) != 1:
         said = "no request" if not known else f"{len(known)} requests begin with"
-        raise Failure(f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline")
+        raise Failure(
+            f"{said} {request} in {row.name}; see weir conversations show {row.name} --timeline"
+        )
     value = exchange_of(known[0])
 
     def show() -> None:
         print_facts(
-            ({"request": value["id"], "at": value["at"], "model": value["model"]}, "request at model"),
+            (
+                {"request": value["id"], "at": value["at"], "model": value["model"]},
+                "request at model",
+            ),
             (value, REQUEST),
             (value["decision"], "recommendation new_window_id compaction_summary_tokens"),
         )
@@ -246,7 +293,9 @@ async def _request(store: Store, row: ConversationRow, request: str) -> Findings
             said = "what was taken out before stays out" if again else "nothing had to go"
             click.echo(f"No layer ran: {said}.")
         else:
-            listing(value["layers"], "layer scope tokens_before tokens_after units kept reason").show()
+            listing(
+                value["layers"], "layer scope tokens_before tokens_after units kept reason"
+            ).show()
 
     return Findings(lambda: value, show)
 
@@ -266,7 +315,10 @@ def _print_checkpoint(row: CheckpointRow) -> None:
         say(row.body)
     if row.cut is not None:
         tokens = f"{row.cut.tokens:,} tokens ({row.cut.origin})"
-        click.echo(f"\n{tokens} stand for the first {row.cut.covers} messages; ref {row.cut.ref}:\n", err=True)
+        click.echo(
+            f"\n{tokens} stand for the first {row.cut.covers} messages; ref {row.cut.ref}:\n",
+            err=True,
+        )
         say(row.cut.text)
 
 
@@ -274,7 +326,9 @@ async def _removed(store: Store, row: ConversationRow) -> Findings:
     gone = await removed_from(store, row)
     value = [{**removed_of(each, with_text=False), "text": each.text} for each in gone]
     shown = [{**each, "text": str(each["text"])[:EXCERPT]} for each in value]
-    listed = listing(shown, "ref role tool tokens kept how since text", empty="Nothing was removed.")
+    listed = listing(
+        shown, "ref role tool tokens kept how since text", empty="Nothing was removed."
+    )
     return Findings(lambda: value, listed.show)
 
 
@@ -288,7 +342,10 @@ async def _originals(store: Store, row: ConversationRow, ref: str) -> Findings:
         if any(each.ref == ref for each in gone):
             hint = ": its content was not kept (store.content is digest) or is damaged"
         raise Failure(f"no original {ref} in {row.name}{hint}")
-    value = [{"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": json.loads(o.body)} for o in originals]
+    value = [
+        {"ref": o.ref, "role": o.role, "tokens": o.tokens, "message": json.loads(o.body)}
+        for o in originals
+    ]
 
     def show() -> None:
         for original in originals:

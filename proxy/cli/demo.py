@@ -1,7 +1,8 @@
 """``weir demo``: a recorded agent run in a small window, without and with Weir.
 
-Each request of the recording is played against the simulator, once directly and once through a real Weir. Closed loop:
-whatever the simulator says, the recorded answer becomes the history of the next request.
+Each request of the recording is played against the simulator, once directly and once through a real
+Weir. Closed loop: whatever the simulator says, the recorded answer becomes the history of the next
+request.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ from proxy.wire.counting import Tokenizer
 
 MODEL = "sim"
 NAME = "demo"
-DIRECT, MANAGED = "without Weir", "with Weir"
+DIRECT = "without Weir"
+MANAGED = "with Weir"
 MAX_TOKENS = 512
 ENCODING = "o200k_base"
 
@@ -80,10 +82,12 @@ class Demonstration:
 
 @dataclass(slots=True)
 class Side:
-    """The requests that are sent one way, and what they add up to: tokens and values only of those answered.
+    """The requests that are sent one way, and what they add up to: tokens and values only of those
+    answered.
 
-    Of the last one, ``arrived`` are the tokens of the prompt that arrived (0 if none did), ``code`` and ``message`` the
-    error's; ``headers`` are those of the last answer, and ``stable`` is whether its prompt began with the one before.
+    Of the last one, ``arrived`` are the tokens of the prompt that arrived (0 if none did), ``code``
+    and ``message`` the error's; ``headers`` are those of the last answer, and ``stable`` is whether
+    its prompt began with the one before.
     """
 
     name: str
@@ -129,9 +133,13 @@ class Side:
 
     def _refuse(self, code: str, message: str, *, arrived: int) -> None:
         self.refused[code] += 1
-        self.code, self.message, self.arrived = code, message, arrived
+        self.code = code
+        self.message = message
+        self.arrived = arrived
 
-    def _count(self, usage: CompletionUsage, needed: tuple[str, ...], headers: Mapping[str, str]) -> None:
+    def _count(
+        self, usage: CompletionUsage, needed: tuple[str, ...], headers: Mapping[str, str]
+    ) -> None:
         before = self._before
         self._before = body = json.loads(self.received[-1].body)["messages"]
         text = json.dumps(body, ensure_ascii=False)
@@ -141,7 +149,9 @@ class Side:
         self.cached += (details.cached_tokens or 0) if details is not None else 0
         self.largest = max(self.largest, usage.prompt_tokens)
         self.visible += sum(value in text for value in needed)
-        self.code, self.arrived, self.headers = None, self._arrived(), headers
+        self.code = None
+        self.arrived = self._arrived()
+        self.headers = headers
         self.stable = body[: len(before)] == before
 
     @property
@@ -182,8 +192,11 @@ class Playback:
     async def step(self, number: int) -> Batch | None:
         recording = self.show.recording
         index = recording.requests[number - 1]
-        messages, tools = list(recording.values[:index]), recording.tools
-        needed = tuple(value for fact in recording.facts if index in fact.needed_at for value in fact.needles)
+        messages = list(recording.values[:index])
+        tools = recording.tools
+        needed = tuple(
+            value for fact in recording.facts if index in fact.needed_at for value in fact.needles
+        )
         for side in self.sides:
             await side.send(messages, tools, needed)
         headers = self.managed.headers
@@ -193,16 +206,24 @@ class Playback:
         self.conversation = headers.get("x-weir-conversation", self.conversation)
         if self.managed.stable:
             return None
-        tokens = dict(part.split("=") for part in headers["x-weir-tokens"].replace("~", "").split(";"))
+        tokens = dict(
+            part.split("=") for part in headers["x-weir-tokens"].replace("~", "").split(";")
+        )
         actions = headers["x-weir-actions"]
-        batch = Batch(request=number, before=int(tokens["before"]), after=int(tokens["after"]), actions=actions)
+        batch = Batch(
+            request=number,
+            before=int(tokens["before"]),
+            after=int(tokens["after"]),
+            actions=actions,
+        )
         self.batches.append(batch)
         return batch
 
 
 @asynccontextmanager
 async def playing(show: Demonstration) -> AsyncIterator[Playback]:
-    """A simulator, a Weir in front of a second one, and a client of each; all of it ends with the block.
+    """A simulator, a Weir in front of a second one, and a client of each; all of it ends with the
+    block.
 
     Two simulators, so that neither side finds the other's prompts in the cache.
     """
@@ -238,7 +259,10 @@ PLAIN_EVERY = 10
 BAR_WIDTH = 14
 ROWS: tuple[tuple[str, Callable[[Side], str]], ...] = (
     ("requests answered", lambda side: f"{side.answered} of {side.requests}"),
-    ("refused", lambda side: ", ".join(f"{count} {code}" for code, count in side.refused.items()) or "0"),
+    (
+        "refused",
+        lambda side: ", ".join(f"{count} {code}" for code, count in side.refused.items()) or "0",
+    ),
     ("tokens sent in answered requests", lambda side: f"{side.tokens:,}"),
     ("largest of them", lambda side: f"{side.largest:,}"),
     ("prefix reuse (cached / sent tokens)", lambda side: f"{side.reuse:.1%}"),
@@ -249,11 +273,20 @@ View = Callable[[int, Batch | None], None]
 
 
 @click.command()
-@click.option("--window", type=click.IntRange(min=1024), default=8192, help="The model's window, tokens.")
-@click.option("--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all.")
+@click.option(
+    "--window", type=click.IntRange(min=1024), default=8192, help="The model's window, tokens."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="How many requests to play; defaults to all."
+)
 @click.option("--policy", help="A preset, see `weir policy list`; defaults to the default policy.")
 @click.option("--fast", is_flag=True, help="Do not pause between requests.")
-@click.option("--keep", type=click.Path(path_type=Path), metavar="FILE", help="Keep Weir's database in this file.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep Weir's database in this file.",
+)
 @json_option
 def demo(
     *,
@@ -264,10 +297,11 @@ def demo(
     keep: Path | None,
     as_json: bool,
 ) -> int:
-    """Play a recorded agent run through the openai SDK, with and without Weir; needs no key and no network.
+    """Play a recorded agent run through the openai SDK, with and without Weir; needs no key and no
+    network.
 
-    Every request is sent once directly to a simulated model with a small window and once through a real Weir in front
-    of it. Exits with 1 if a request through Weir was not answered.
+    Every request is sent once directly to a simulated model with a small window and once through a
+    real Weir in front of it. Exits with 1 if a request through Weir was not answered.
 
     \b
     Example:
@@ -302,7 +336,9 @@ def demo(
 
 @contextmanager
 def _database(keep: Path | None) -> Iterator[Path]:
-    """A new file's path; a folder made for it stays for `weir conversations`, unless the demo breaks off."""
+    """A new file's path; a folder made for it stays for `weir conversations`, unless the demo
+    breaks off.
+    """
     if keep is not None:
         yield keep.absolute()
         return
@@ -314,7 +350,9 @@ def _database(keep: Path | None) -> Iterator[Path]:
         raise
 
 
-async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[Playback, list[RemovedRow]]:
+async def _play(
+    show: Demonstration, screen: Console, *, pause: float
+) -> tuple[Playback, list[RemovedRow]]:
     async with opened(show.url):  # what is wrong with the file is said in one line, not by a server
         pass
     async with playing(show) as played:
@@ -329,8 +367,10 @@ async def _play(show: Demonstration, screen: Console, *, pause: float) -> tuple[
 
 @contextmanager
 def _no_log() -> Iterator[None]:
-    logger, nowhere = logging.getLogger("weir"), logging.NullHandler()
-    before, logger.propagate = logger.propagate, False
+    logger = logging.getLogger("weir")
+    nowhere = logging.NullHandler()
+    before = logger.propagate
+    logger.propagate = False
     logger.addHandler(nowhere)
     try:
         yield
@@ -343,11 +383,15 @@ def _no_log() -> Iterator[None]:
 def _view(played: Playback, screen: Console) -> Iterator[View]:
     show = played.show
     screen.print(
-        f"{show.steps} requests of a recorded agent run, each sent {DIRECT} and {MANAGED}.\n"
-        f"The model's window is {show.window:,} tokens; each answer may take {MAX_TOKENS} of them.\n",
+        f"{show.steps} requests of a recorded agent run, each sent {DIRECT} and {MANAGED}.\nThe"
+        f" model's window is {show.window:,} tokens; each answer may take {MAX_TOKENS} of them.\n",
         soft_wrap=True,
     )
-    drawing = Live(console=screen, refresh_per_second=10, transient=True) if screen.is_terminal else nullcontext()
+    drawing = (
+        Live(console=screen, refresh_per_second=10, transient=True)
+        if screen.is_terminal
+        else nullcontext()
+    )
     with drawing as live:
 
         def view(number: int, batch: Batch | None) -> None:
@@ -357,7 +401,9 @@ def _view(played: Playback, screen: Console) -> Iterator[View]:
                 live.update(_picture(played, number))
             elif number % PLAIN_EVERY == 0 or number == show.steps:
                 answered = ", ".join(f"{side.answered} {side.name}" for side in played.sides)
-                screen.print(f"request {number:>3} of {show.steps}: answered {answered}", soft_wrap=True)
+                screen.print(
+                    f"request {number:>3} of {show.steps}: answered {answered}", soft_wrap=True
+                )
 
         yield view
 
@@ -368,21 +414,36 @@ def _events(played: Playback, number: int, batch: Batch | None) -> Iterator[str]
         if side.code is not None and side.refused.total() == 1:
             yield f"request {number:>3}: {side.name}, refused: {side.code}"
     if batch is not None:
-        yield f"request {number:>3}: {MANAGED}, {batch.before:,} > {batch.after:,} tokens ({batch.actions})"
+        yield (
+            f"request {number:>3}: {MANAGED}, {batch.before:,} > {batch.after:,} tokens"
+            f" ({batch.actions})"
+        )
 
 
 def _picture(played: Playback, number: int) -> Group:
-    window, bars = played.show.window, Table.grid(padding=(0, 2))
+    window = played.show.window
+    bars = Table.grid(padding=(0, 2))
     for side in played.sides:
-        tokens, colour = side.arrived, "green" if side.code is None else "red"
+        tokens = side.arrived
+        colour = "green" if side.code is None else "red"
         bar = ProgressBar(
-            total=window, completed=min(tokens, window), width=BAR_WIDTH, complete_style=colour, finished_style=colour
+            total=window,
+            completed=min(tokens, window),
+            width=BAR_WIDTH,
+            complete_style=colour,
+            finished_style=colour,
         )
         failed = side.requests - side.answered
-        said = f"[green]{side.answered} answered[/]" + (f", [red]{failed} refused[/]" if failed else "")
+        said = f"[green]{side.answered} answered[/]" + (
+            f", [red]{failed} refused[/]" if failed else ""
+        )
         bars.add_row(side.name, bar, f"{tokens:>6,} of {window:,} tokens", said)
     done = Table.grid(padding=(0, 2))
-    done.add_row("request", ProgressBar(total=played.show.steps, completed=number, width=BAR_WIDTH), f"{number}")
+    done.add_row(
+        "request",
+        ProgressBar(total=played.show.steps, completed=number, width=BAR_WIDTH),
+        f"{number}",
+    )
     return Group(bars, done)
 
 
@@ -417,7 +478,11 @@ def _commands(played: Playback, gone: list[RemovedRow]) -> Iterator[str]:
     if not played.conversation:
         return
     compacted = any("compact" in each.how for each in gone)
-    for option, is_there in (("--timeline", True), ("--removed", bool(gone)), ("--checkpoint", compacted)):
+    for option, is_there in (
+        ("--timeline", True),
+        ("--removed", bool(gone)),
+        ("--checkpoint", compacted),
+    ):
         if is_there:
             yield f"conversations show {played.conversation} {option}"
     yield f"conversations show {played.conversation}"

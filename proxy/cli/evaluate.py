@@ -1,4 +1,6 @@
-"""``weir evaluate``: what a policy's compactions leave of recorded conversations, by code and as a model judges it."""
+"""``weir evaluate``: what a policy's compactions leave of recorded conversations, by code and as a
+model judges it.
+"""
 
 import asyncio
 import os
@@ -13,7 +15,15 @@ import click
 import msgspec
 
 from policies.effects import Failed, Summarize, Summary, step
-from policies.quality.coverage import Contexts, Coverage, Dimension, Question, contexts_of, coverage_of, questions_for
+from policies.quality.coverage import (
+    Contexts,
+    Coverage,
+    Dimension,
+    Question,
+    contexts_of,
+    coverage_of,
+    questions_for,
+)
 from policies.quality.fidelity import ANSWER, JUDGE, PROMPTS, AnswerVerdict, Fidelity
 from policies.quality.fidelity import evaluate as answers_judged
 from policies.settings import ContextSettings
@@ -31,12 +41,16 @@ from proxy.replay.script import Script
 from proxy.upstream.client import Client, Upstreams, providers_for
 
 SECONDS = 300.0
-"""Longest wait for one answer: nobody waits for it, and a model on one's own machine takes its time."""
+"""Longest wait for one answer: nobody waits for it, and a model on one's own machine takes its
+time.
+"""
 AT_ONCE = 4
 TENANT = "0" * 32
 UNLIMITED = 1 << 60
 INPUT_SHARE = 0.7
-"""Share of a model's window that a question with its material may take: its tokenizer may be another one."""
+"""Share of a model's window that a question with its material may take: its tokenizer may be
+another one.
+"""
 USUAL_WINDOW = 8_192
 CHARACTERS_A_TOKEN = 4
 TOO_AGGRESSIVE = 0.75
@@ -51,7 +65,9 @@ TITLES = (
 
 @dataclass(slots=True, kw_only=True)
 class Models(EffectHandler):
-    """Has models asked: by purpose another than the ``default``, all together for so many ``tokens`` at most."""
+    """Has models asked: by purpose another than the ``default``, all together for so many
+    ``tokens`` at most.
+    """
 
     config: Config
     default: str
@@ -64,7 +80,9 @@ class Models(EffectHandler):
     _summarizer: Summarizer = field(init=False, default_factory=Summarizer)
 
     def __post_init__(self) -> None:
-        self._upstreams = Upstreams(Client(instance="evaluate"), providers_for(self.config.upstreams.values()))
+        self._upstreams = Upstreams(
+            Client(instance="evaluate"), providers_for(self.config.upstreams.values())
+        )
 
     async def aclose(self) -> None:
         await self._summarizer.close()
@@ -86,7 +104,9 @@ class Models(EffectHandler):
         if done.usage is not None and done.usage.prompt is not None:
             self.taken += done.usage.prompt + (done.usage.completion or 0) - most
         if done.usage is not None:
-            self.spent += Spent(calls=1, asked=done.usage.prompt or 0, answered=done.usage.completion or 0)
+            self.spent += Spent(
+                calls=1, asked=done.usage.prompt or 0, answered=done.usage.completion or 0
+            )
         elif done.source == "asked":
             self.spent += Spent(calls=1)
         return done.reply
@@ -117,7 +137,9 @@ def _own_question(given: str | _OwnQuestion) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One compaction, or several together; ``request`` is how many messages its request had, or how many they are."""
+    """One compaction, or several together; ``request`` is how many messages its request had, or how
+    many they are.
+    """
 
     conversation: str
     request: int
@@ -153,12 +175,20 @@ class Evaluated:
             f"{self.after:,}",
             f"{values['compression_ratio'] or 0:.2f}x",
             *("null" if share is None else f"{share:.1%}" for share in shares),
-            "/".join(str(values[verdict]) for verdict in AnswerVerdict) if self.fidelity.judged else "null",
+            (
+                "/".join(str(values[verdict]) for verdict in AnswerVerdict)
+                if self.fidelity.judged
+                else "null"
+            ),
         )
 
 
-async def compactions(script: Script, scenario: Managed) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
-    """For each batch the messages of its request, what was sent for them, and what that has of the whole."""
+async def compactions(
+    script: Script, scenario: Managed
+) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
+    """For each batch the messages of its request, what was sent for them, and what that has of the
+    whole.
+    """
     recording = script.recording
     archived: set[int] = set()
     for length in (request.length for request in script.requests):
@@ -166,9 +196,15 @@ async def compactions(script: Script, scenario: Managed) -> AsyncIterator[tuple[
         archived |= set(sent.removed)
         if not sent.new or sent.pieces is None:
             continue
-        later = tuple(call for at in range(length, len(recording.values)) for call in script.read(at).calls)
+        later = tuple(
+            call for at in range(length, len(recording.values)) for call in script.read(at).calls
+        )
         contexts = contexts_of(script.transcript(length), sent.pieces, later)
-        facts = [f.needles for f in recording.facts if not f.needed_at or any(at >= length for at in f.needed_at)]
+        facts = [
+            f.needles
+            for f in recording.facts
+            if not f.needed_at or any(at >= length for at in f.needed_at)
+        ]
         text = "\n".join(script.text(index) for index in sorted(archived))
         yield length, contexts, coverage_of(contexts, facts=facts, archived=text)
     await scenario.close()
@@ -177,19 +213,56 @@ async def compactions(script: Script, scenario: Managed) -> AsyncIterator[tuple[
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--policy", default="balanced", help="A policy's name, or FILE.yaml:NAME.")
-@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's.")
-@click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
-@click.option("--model", help="The model that answers questions; without it only coverage is scored.")
+@click.option(
+    "--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the policy's."
+)
+@click.option(
+    "--max-tokens",
+    type=POSITIVE,
+    help="The max_tokens of each request; defaults to the policy's reserve.",
+)
+@click.option(
+    "--model", help="The model that answers questions; without it only coverage is scored."
+)
 @click.option("--judge", help="The model that compares the answers; defaults to --model.")
-@click.option("--summarizer", help="The model that writes summaries, `same` for --model; defaults to the policy's.")
-@click.option("--upstream", metavar="URL", help="The models' server, not the configuration's; gets OPENAI_API_KEY.")
-@click.option("--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens.")
-@click.option("--questions", type=FILE, help="Your own questions, YAML: a list for each task type, or `default`.")
-@click.option("--count", type=click.IntRange(4, 20), default=10, help="Generated questions per compaction.")
-@click.option("--budget", type=POSITIVE, default=UNLIMITED, show_default="none", help="The most tokens to spend.")
+@click.option(
+    "--summarizer",
+    help="The model that writes summaries, `same` for --model; defaults to the policy's.",
+)
+@click.option(
+    "--upstream",
+    metavar="URL",
+    help="The models' server, not the configuration's; gets OPENAI_API_KEY.",
+)
+@click.option(
+    "--model-window", type=click.IntRange(min=1024), help="The models' context window, tokens."
+)
+@click.option(
+    "--questions",
+    type=FILE,
+    help="Your own questions, YAML: a list for each task type, or `default`.",
+)
+@click.option(
+    "--count", type=click.IntRange(4, 20), default=10, help="Generated questions per compaction."
+)
+@click.option(
+    "--budget",
+    type=POSITIVE,
+    default=UNLIMITED,
+    show_default="none",
+    help="The most tokens to spend.",
+)
 @click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
-@click.option("--gate", type=click.FloatRange(0, 1), help="Exit with 1 if fidelity is lower, or nothing was judged.")
-@click.option("--gate-coverage", type=click.FloatRange(0, 1), help="Exit with 1 if coverage is lower. Needs no model.")
+@click.option(
+    "--gate",
+    type=click.FloatRange(0, 1),
+    help="Exit with 1 if fidelity is lower, or nothing was judged.",
+)
+@click.option(
+    "--gate-coverage",
+    type=click.FloatRange(0, 1),
+    help="Exit with 1 if coverage is lower. Needs no model.",
+)
 @config_option
 @json_option
 def evaluate(
@@ -207,12 +280,14 @@ def evaluate(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity by a model.
+    """Score what a policy's compactions keep of recorded conversations: coverage by code, fidelity
+    by a model.
 
-    FILE is as for weir replay. At every batch the whole conversation is compared with what was sent instead: which
-    facts, identifiers and rules are still there, and with --model, which questions get the same answer. Questions are
-    generated, or your own: a conversation's `meta.task` names its type. Fidelity is the share of consistent answers
-    among those judged, and null if none was judged. With --json every answer is there, to check the judge.
+    FILE is as for weir replay. At every batch the whole conversation is compared with what was sent
+    instead: which facts, identifiers and rules are still there, and with --model, which questions
+    get the same answer. Questions are generated, or your own: a conversation's `meta.task` names
+    its type. Fidelity is the share of consistent answers among those judged, and null if none was
+    judged. With --json every answer is there, to check the judge.
 
     \b
     Example:
@@ -220,7 +295,9 @@ def evaluate(
       weir evaluate runs.jsonl --model gpt-5-mini --judge gpt-5 --questions suite.yaml --gate 0.85
     """
     if given["gate"] is not None and model is None:
-        raise click.UsageError("--gate is about judged answers and needs --model; see --gate-coverage")
+        raise click.UsageError(
+            "--gate is about judged answers and needs --model; see --gate-coverage"
+        )
     config = loaded(path, Flags(upstream=given["upstream"], summarizer=given["summarizer"]))
     settings = policy_named(policy, config)
     conditions = conditions_for(config, model=model, window=window, max_tokens=max_tokens)
@@ -244,7 +321,10 @@ def evaluate(
         return await drive(flow, step(flow), models)
 
     async def run() -> None:
-        async with store_in_memory() as store, nullcontext() if models is None else aclosing(models):
+        async with (
+            store_in_memory() as store,
+            nullcontext() if models is None else aclosing(models),
+        ):
             with progress("conversations") as progressed:
                 for place in recorded(file, limit, progressed):
                     script = Script(place.recording, counter=conditions.counter, model="")
@@ -253,7 +333,9 @@ def evaluate(
                     async for length, contexts, coverage in compactions(script, scenario):
                         fidelity = await judged(contexts, place.recording.task)
                         sizes = (contexts.tokens_before, contexts.tokens_after)
-                        done.append(Evaluated(place.recording.id, length, *sizes, coverage, fidelity))
+                        done.append(
+                            Evaluated(place.recording.id, length, *sizes, coverage, fidelity)
+                        )
 
     asyncio.run(run())
     total = Evaluated(
@@ -275,7 +357,8 @@ def evaluate(
                 "policy": policy,
                 "prompts": {prompt.purpose: prompt.digest for prompt in PROMPTS.values()},
                 "compactions": [
-                    each.values() | {"answers": msgspec.to_builtins(each.fidelity.judged)} for each in done
+                    each.values() | {"answers": msgspec.to_builtins(each.fidelity.judged)}
+                    for each in done
                 ],
                 "total": total.values(),
                 "missing": total.coverage.missing,
@@ -293,16 +376,22 @@ def evaluate(
         raise click.exceptions.Exit(1)
 
 
-def _models_of(config: Config, settings: ContextSettings, model: str | None, given: Mapping[str, Any]) -> Models | None:
+def _models_of(
+    config: Config, settings: ContextSettings, model: str | None, given: Mapping[str, Any]
+) -> Models | None:
     """None where no model is to answer questions or to write summaries."""
     writer = None if settings.summarizer == "same" else settings.summarizer
     if model is None and (given["summarizer"] is None or writer is None):
         return None
     if not config.upstreams:
-        raise click.UsageError("--model needs an --upstream, a configuration with one, or OPENAI_API_KEY")
+        raise click.UsageError(
+            "--model needs an --upstream, a configuration with one, or OPENAI_API_KEY"
+        )
     answers = model or ""
     by_purpose = {ANSWER.purpose: answers, JUDGE.purpose: given["judge"] or answers}
-    return Models(config=config, default=writer or answers, by_purpose=by_purpose, tokens=given["budget"])
+    return Models(
+        config=config, default=writer or answers, by_purpose=by_purpose, tokens=given["budget"]
+    )
 
 
 def _below(name: str, score: float | None, least: float | None) -> Iterator[str]:
@@ -319,8 +408,18 @@ def _lines(total: Evaluated, spent: Spent) -> Iterator[str]:
     if total.coverage.missing:
         yield f"Not kept, but archived or gone: {'; '.join(total.coverage.missing[:MAX_MISSING])}"
     if score is not None and score < TOO_AGGRESSIVE:
-        yield f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or extract."
+        yield (
+            f"Fidelity under {TOO_AGGRESSIVE} says that too much is taken: raise low_water, tail or"
+            " extract."
+        )
     if spent.calls:
-        yield f"The models took {spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,} answered."
+        yield (
+            f"The models took {spent.calls} calls, {spent.asked:,} tokens asked, {spent.answered:,}"
+            " answered."
+        )
     if total.fidelity.unknown:
-        yield "Not decided: " + ", ".join(f"{n} {why}" for why, n in total.fidelity.unknown.items()) + "."
+        yield (
+            "Not decided: "
+            + ", ".join(f"{n} {why}" for why, n in total.fidelity.unknown.items())
+            + "."
+        )

@@ -1,4 +1,6 @@
-"""``weir init``: three answers become a commented weir.yaml, which is never written over another file."""
+"""``weir init``: three answers become a commented weir.yaml, which is never written over another
+file.
+"""
 
 import json
 import re
@@ -37,17 +39,42 @@ Answers = dict[str, str]
 
 
 @click.command()
-@click.option("--upstream", metavar="URL", help=f"Base URL that requests go to; defaults to {OPENAI}.")
-@click.option("--key-variable", metavar="NAME", help="Environment variable with its key; 'pass': the client's own key.")
-@click.option("--client", type=click.Choice(list(CLIENTS)), help="What you will start; decides what is printed only.")
-@click.option("--model", metavar="PATTERN", help="Models that --window is about, like 'local-*'; defaults to all.")
-@click.option("--window", type=click.IntRange(min=64), help="Context window, tokens; defaults to what is known.")
-@click.option("--access", type=click.Choice(["me", "keys"]), help="Who may use it: any program here, or known keys.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="weir.yaml", help="The file.")
+@click.option(
+    "--upstream", metavar="URL", help=f"Base URL that requests go to; defaults to {OPENAI}."
+)
+@click.option(
+    "--key-variable",
+    metavar="NAME",
+    help="Environment variable with its key; 'pass': the client's own key.",
+)
+@click.option(
+    "--client",
+    type=click.Choice(list(CLIENTS)),
+    help="What you will start; decides what is printed only.",
+)
+@click.option(
+    "--model",
+    metavar="PATTERN",
+    help="Models that --window is about, like 'local-*'; defaults to all.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=64),
+    help="Context window, tokens; defaults to what is known.",
+)
+@click.option(
+    "--access",
+    type=click.Choice(["me", "keys"]),
+    help="Who may use it: any program here, or known keys.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default="weir.yaml", help="The file."
+)
 @click.option("--yes", is_flag=True, help="Ask nothing; take the defaults for what no option says.")
 @click.option("--example", is_flag=True, help="Only print a file with every key and its default.")
 def init(*, out: Path, yes: bool, example: bool, **given: object) -> None:
-    """Write a commented weir.yaml: asks where requests go, which client and window, and who may call.
+    """Write a commented weir.yaml: asks where requests go, which client and window, and who may
+    call.
 
     Without a terminal nothing is asked. An existing file is never overwritten.
 
@@ -75,30 +102,50 @@ def _answered(given: dict[str, object], *, asking: bool) -> Answers:
     answers: Answers = {}
 
     def ask(
-        name: str, question: str, default: str, kind: click.Choice[str] | click.types.IntParamType | None = None
+        name: str,
+        question: str,
+        default: str,
+        kind: click.Choice[str] | click.types.IntParamType | None = None,
     ) -> str:
         answer = given[name]
         if answer is None:
-            answer = click.prompt(question, default=default, type=kind, err=True) if asking else default
+            answer = (
+                click.prompt(question, default=default, type=kind, err=True) if asking else default
+            )
         answers[name] = str(answer)
         return answers[name]
 
     host = urlsplit(ask("upstream", "1. Where do requests go? Base URL", OPENAI)).hostname or ""
     usual = PASS if host in LOCAL else VARIABLES.get(host, "OPENAI_API_KEY")
-    variable = ask("key_variable", "   Environment variable with its key (pass: the client's own)", usual)
+    variable = ask(
+        "key_variable", "   Environment variable with its key (pass: the client's own)", usual
+    )
     if not re.fullmatch(r"[A-Za-z_]\w*", variable):
-        raise click.UsageError("--key-variable should name an environment variable, not hold the key itself")
+        raise click.UsageError(
+            "--key-variable should name an environment variable, not hold the key itself"
+        )
     ask("client", "2. Which client will you use?", "other", click.Choice(list(CLIENTS)))
     usual = LOCAL_WINDOW if host in LOCAL else "0"
-    if ask("window", "   Its model's context window, tokens (0: as it is known)", usual, click.INT) != "0":
+    if (
+        ask("window", "   Its model's context window, tokens (0: as it is known)", usual, click.INT)
+        != "0"
+    ):
         ask("model", "   Which models have it? A pattern", "*")
-    ask("access", "3. Who may use it? me: any program here, keys: known keys", "me", click.Choice(["me", "keys"]))
+    ask(
+        "access",
+        "3. Who may use it? me: any program here, keys: known keys",
+        "me",
+        click.Choice(["me", "keys"]),
+    )
     return answers
 
 
 def _text(answers: Answers, name: str) -> str:
-    variable, window = answers["key_variable"], answers["window"]
-    rule = f"[{{match: {json.dumps(answers['model'])}, window: {window}}}]" if window != "0" else "[]"
+    variable = answers["key_variable"]
+    window = answers["window"]
+    rule = (
+        f"[{{match: {json.dumps(answers['model'])}, window: {window}}}]" if window != "0" else "[]"
+    )
     return (
         (DEFAULTS / "init.yaml")
         .read_text(encoding="utf-8")
@@ -123,12 +170,17 @@ def _check(text: str, name: str) -> None:
 
 
 def _say_what_next(answers: Answers, out: Path) -> None:
-    where, variable = shlex.quote(str(out)), answers["key_variable"]
+    where = shlex.quote(str(out))
+    variable = answers["key_variable"]
     click.echo(f"Wrote {out}. Next:")
     if variable != PASS and not environment().get(variable):
-        click.echo(f"  export {variable}=…    # it is not set now: every client's own key would go up")
+        click.echo(
+            f"  export {variable}=…    # it is not set now: every client's own key would go up"
+        )
     click.echo(f"  weir doctor --config {where}")
     if answers["access"] == "keys":
         click.echo(f"  weir keys create --name me --config {where}")
     click.echo(f"  weir serve --config {where}")
-    click.echo(f"  weir run --config {where} -- {CLIENTS[answers['client']]}    # in another terminal")
+    click.echo(
+        f"  weir run --config {where} -- {CLIENTS[answers['client']]}    # in another terminal"
+    )

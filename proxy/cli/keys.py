@@ -20,7 +20,8 @@ from proxy.store.records import KeyRow
 
 @click.group()
 def keys() -> None:
-    """Create, list, limit, rotate and revoke API keys, each with its own policy, models, permissions and limits.
+    """Create, list, limit, rotate and revoke API keys, each with its own policy, models,
+    permissions and limits.
 
     \b
     Example:
@@ -42,7 +43,9 @@ def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
     try:
-        return key_limits({name: value for name, value in given.items() if value is not None}, now=now)
+        return key_limits(
+            {name: value for name, value in given.items() if value is not None}, now=now
+        )
     except InvalidRequest as fault:
         raise click.UsageError(fault.message) from fault
 
@@ -51,14 +54,20 @@ def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
 @click.option("--name", required=True, help="A name for the key.")
 @click.option("--policy", help="Its policy; defaults to the default policy.")
 @click.option(
-    "--models", multiple=True, metavar="PATTERN", help="A model it may use; may be repeated; defaults to all."
+    "--models",
+    multiple=True,
+    metavar="PATTERN",
+    help="A model it may use; may be repeated; defaults to all.",
 )
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(["policy", "mode", "relay", "shared"]),
-    help="policy, mode: the headers x-weir-policy, x-weir-mode; relay: with --models, also all routes beside chat "
-    "completions, responses, messages and embeddings; shared: what other keys made at the provider. May be repeated.",
+    help=(
+        "policy, mode: the headers x-weir-policy, x-weir-mode; relay: with --models, also all"
+        " routes beside chat completions, responses, messages and embeddings; shared: what other"
+        " keys made at the provider. May be repeated."
+    ),
 )
 @_limiting
 @stored
@@ -82,10 +91,15 @@ def create(
     if not name.strip():
         raise click.BadParameter("should not be empty", param_hint="--name")
     if not all(pattern.strip() for pattern in models):
-        raise click.BadParameter("should not be empty; without it the key may use all models", param_hint="--models")
+        raise click.BadParameter(
+            "should not be empty; without it the key may use all models", param_hint="--models"
+        )
     if name in [key.name for key in config.keys]:
-        raise click.BadParameter(f"the configuration has a key {name!r} already", param_hint="--name")
-    secret, now = create_secret(), time.time()
+        raise click.BadParameter(
+            f"the configuration has a key {name!r} already", param_hint="--name"
+        )
+    secret = create_secret()
+    now = time.time()
     own = _limits_in(limits, now)
 
     async def add(store: Store) -> KeyRow:
@@ -104,7 +118,10 @@ def create(
     row = writing(config, add, create=True)
     said = "A running Weir accepts it within two seconds, and from then on only known keys."
     if config.auth.mode == "open":
-        said = "Weir accepts any key while auth.mode is open; set auth.mode: keys to accept only these."
+        said = (
+            "Weir accepts any key while auth.mode is open; set auth.mode: keys to accept only"
+            " these."
+        )
     created = f"Created key {name}. The line above is its secret; it cannot be shown again."
     return _new_secret(secret, created, said, value=lambda: {**_public(row), "secret": secret})
 
@@ -131,7 +148,12 @@ async def list_keys(store: Store, config: Config) -> Findings:
     others = f"; {len(config.keys)} in the configuration" if config.keys else ""
     fields = "name policy models allow concurrency requests_per_minute created expires revoked"
     return listing(
-        rows, fields, empty=f"No keys in {masked_url(config.store.url)}{others}; weir keys create --name me makes one."
+        rows,
+        fields,
+        empty=(
+            f"No keys in {masked_url(config.store.url)}{others}; weir keys create --name me makes"
+            " one."
+        ),
     )
 
 
@@ -164,7 +186,11 @@ def limit(config: Config, name: str, **limits: str | None) -> Findings:
 
 @keys.command("set")
 @click.argument("name")
-@click.option("--policy", required=True, help="Its policy from its next request on; none for the default policy.")
+@click.option(
+    "--policy",
+    required=True,
+    help="Its policy from its next request on; none for the default policy.",
+)
 @stored
 def set_policy(config: Config, name: str, *, policy: str) -> Findings:
     """Give a key another policy; its secret, limits, conversations and usage stay.
@@ -191,7 +217,8 @@ def set_policy(config: Config, name: str, *, policy: str) -> Findings:
 @click.option("--grace", default="1h", help="How long the old secret holds: 0s, 30m, 24h, 7d.")
 @stored
 def rotate(config: Config, name: str, *, grace: str) -> Findings:
-    """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and conversations stay.
+    """Give a key a new secret, printed once; the old one holds for a grace. Policy, models and
+    conversations stay.
 
     \b
     Example:
@@ -200,7 +227,9 @@ def rotate(config: Config, name: str, *, grace: str) -> Findings:
     now = time.time()
     until = _moment_after(grace, now)
     if any(key.name == name for key in config.keys):
-        raise Failure(f"{name} stands in the configuration: change its secret there, Weir reads the file anew")
+        raise Failure(
+            f"{name} stands in the configuration: change its secret there, Weir reads the file anew"
+        )
     secret = create_secret()
 
     async def change(store: Store) -> str:
@@ -211,7 +240,10 @@ def rotate(config: Config, name: str, *, grace: str) -> Findings:
         return former
 
     former = writing(config, change)
-    old = f"The old one holds until {_minute(until)} UTC as {former}; weir keys revoke {former} ends it now."
+    old = (
+        f"The old one holds until {_minute(until)} UTC as {former}; weir keys revoke {former} ends"
+        " it now."
+    )
     rotated = {"name": name, "secret": secret, "former": former, "until": until}
     return _new_secret(
         secret,
@@ -226,7 +258,9 @@ def _moment_after(grace: str, now: float) -> float:
     try:
         return now if grace in ("0", "0s") else now + seconds.validate_python(grace)
     except ValidationError as fault:
-        raise click.BadParameter("should be like 0s, 30m, 24h or 7d", param_hint="--grace") from fault
+        raise click.BadParameter(
+            "should be like 0s, 30m, 24h or 7d", param_hint="--grace"
+        ) from fault
 
 
 @keys.command()
@@ -245,7 +279,9 @@ def revoke(config: Config, name: str) -> Findings:
             raise await _no_key(store, name)
 
     writing(config, refuse)
-    return Findings(lambda: {"name": name, "revoked": True}, lambda: click.echo(f"Revoked key {name}."))
+    return Findings(
+        lambda: {"name": name, "revoked": True}, lambda: click.echo(f"Revoked key {name}.")
+    )
 
 
 async def _no_key(store: Store, name: str) -> Failure:

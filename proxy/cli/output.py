@@ -1,4 +1,6 @@
-"""How answers look: tables and lines for people, progress on stderr. Loaded only by the commands that print them."""
+"""How answers look: tables and lines for people, progress on stderr. Loaded only by the commands
+that print them.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +20,9 @@ from proxy.cli.shared import Findings, moment, tame
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
 SHORT = 24
-"""Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated name."""
+"""Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated
+name.
+"""
 SECONDS_BETWEEN_LINES = 5.0
 MONEY = frozenset({"cost", "cost_saved", "summarizer_cost"})
 MOMENTS = frozenset({"at", "since", "created", "updated", "closed", "expires", "revoked"})
@@ -40,9 +44,15 @@ def print_table(
     optional: Collection[str] = (),
     width: int = WIDTH,
 ) -> None:
-    """Rows under ``titles``; columns from ``numbers`` on are set to the right, ``optional`` ones left out if empty."""
+    """Rows under ``titles``; columns from ``numbers`` on are set to the right, ``optional`` ones
+    left out if empty.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
-    shown = [i for i, title in enumerate(titles) if title not in optional or any(str(row[i]) for row in cells)]
+    shown = [
+        i
+        for i, title in enumerate(titles)
+        if title not in optional or any(str(row[i]) for row in cells)
+    ]
     table = Table(*(titles[i] for i in shown), box=None, pad_edge=False, header_style="bold")
     for column in table.columns[numbers:] if numbers is not None else ():
         column.justify = "right"
@@ -52,10 +62,17 @@ def print_table(
 
 
 def print_columns(
-    rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], *, optional: Collection[str] = ()
+    rows: Iterable[Row],
+    columns: Mapping[str, Callable[[Row], object]],
+    *,
+    optional: Collection[str] = (),
 ) -> None:
     """Rows under the titles of the columns, each with what makes its cell of a row."""
-    print_table(tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], optional=optional)
+    print_table(
+        tuple(columns),
+        [[cell(row) for cell in columns.values()] for row in rows],
+        optional=optional,
+    )
 
 
 def table(
@@ -66,7 +83,9 @@ def table(
     empty: str = "",
     optional: Collection[str] = (),
 ) -> Findings:
-    """Rows as a list of values, and under the titles of the columns; ``empty`` is said where there are none."""
+    """Rows as a list of values, and under the titles of the columns; ``empty`` is said where there
+    are none.
+    """
 
     def show() -> None:
         if rows or not empty:
@@ -77,14 +96,23 @@ def table(
     return Findings(lambda: [plain(row) for row in rows], show)
 
 
-def listing(rows: Sequence[Mapping[str, Any]], fields: str, *, empty: str = "", optional: str = "") -> Findings:
-    """Rows as they are, and of each the ``fields`` under their names; ``empty`` is said where there are none."""
+def listing(
+    rows: Sequence[Mapping[str, Any]], fields: str, *, empty: str = "", optional: str = ""
+) -> Findings:
+    """Rows as they are, and of each the ``fields`` under their names; ``empty`` is said where there
+    are none.
+    """
 
     def show() -> None:
         if rows or not empty:
-            spare = {name for name in optional.split() if all(row.get(name) is None for row in rows)}
+            spare = {
+                name for name in optional.split() if all(row.get(name) is None for row in rows)
+            }
             names = [name for name in fields.split() if name not in spare]
-            print_table([_title(n) for n in names], [[_written(n, row.get(n)) for n in names] for row in rows])
+            print_table(
+                [_title(n) for n in names],
+                [[_written(n, row.get(n)) for n in names] for row in rows],
+            )
         else:
             click.echo(empty, err=True)
 
@@ -130,7 +158,9 @@ def console(width: int = WIDTH) -> Console:
 
 @contextmanager
 def progress(label: str) -> Iterator[Progressed]:
-    """A function to be told what is done, of how much, and in a line: a bar on a terminal, else a line at times."""
+    """A function to be told what is done, of how much, and in a line: a bar on a terminal, else a
+    line at times.
+    """
     screen = Console(stderr=True, highlight=False)
     if not screen.is_terminal:
         yield _lines(screen)
@@ -138,7 +168,9 @@ def progress(label: str) -> Iterator[Progressed]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task(label)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+        yield lambda done, total, text: bar.update(
+            task, completed=done, total=total, description=text
+        )
 
 
 def _lines(screen: Console) -> Progressed:
@@ -165,15 +197,22 @@ def _print(table: Table, width: int) -> None:
     lean = width != WIDTH
     click.echo("\n".join(line.rstrip() if lean else line for line in captured.get().splitlines()))
     if left_out:
-        screen.print(Text(f"({', '.join(left_out)}: in a wider terminal, or with --json)"), style="dim")
+        screen.print(
+            Text(f"({', '.join(left_out)}: in a wider terminal, or with --json)"), style="dim"
+        )
 
 
 def _fit(table: Table, screen: Console) -> list[str]:
-    columns, gap, longest = table.columns, 2, screen.width // 3
-    spans = [measure_renderables(screen, screen.options, [each.header, *each.cells]) for each in columns]
+    columns = table.columns
+    gap = 2
+    longest = screen.width // 3
+    spans = [
+        measure_renderables(screen, screen.options, [each.header, *each.cells]) for each in columns
+    ]
     cells = [measure_renderables(screen, screen.options, [*each.cells]).maximum for each in columns]
     least = [
-        min(max(span.minimum, cell if cell <= SHORT else 0), longest) for span, cell in zip(spans, cells, strict=True)
+        min(max(span.minimum, cell if cell <= SHORT else 0), longest)
+        for span, cell in zip(spans, cells, strict=True)
     ]
     shown = len(columns)
     while shown > 1 and sum(least[:shown]) + gap * (shown - 1) > screen.width:
@@ -183,5 +222,7 @@ def _fit(table: Table, screen: Console) -> list[str]:
     room = max(0, screen.width - sum(least[:shown]) - gap * (shown - 1))
     for at in sorted(range(shown), key=lambda at: spans[at].maximum - least[at]):
         more = min(spans[at].maximum - least[at], room)
-        columns[at].width, columns[at].overflow, room = least[at] + more, "fold", room - more
+        columns[at].width = least[at] + more
+        columns[at].overflow = "fold"
+        room = room - more
     return left_out

@@ -24,7 +24,15 @@ from proxy.cli.shared import (
     print_json,
     reading,
 )
-from proxy.config.file import ConfigError, Document, KeyPath, dotted, leaves_of, nearest, read_document
+from proxy.config.file import (
+    ConfigError,
+    Document,
+    KeyPath,
+    dotted,
+    leaves_of,
+    nearest,
+    read_document,
+)
 from proxy.config.importing import imported
 from proxy.config.loading import environment
 from proxy.config.presets import (
@@ -51,10 +59,13 @@ from proxy.store.records import PolicyRow
 EXIT_ERRORS = 2
 EXIT_WARNINGS = 1
 TOOLS_NAMED = 3
-NARROW, WIDE = 120, 300
+NARROW = 120
+WIDE = 300
 WINDOWS = (8_192, 32_768, 131_072)
 BUSY_TIMEOUT = 1.0
-"""Seconds for which a database that somebody writes is waited for: without it the list is short of what it holds."""
+"""Seconds for which a database that somebody writes is waited for: without it the list is short of
+what it holds.
+"""
 FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
 POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))
 
@@ -87,14 +98,21 @@ def list_policies(config: Config) -> Findings:
 
 @policy.command()
 @click.argument("name")
-@click.option("--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print a section of weir.yaml that loads to the same policy.")
+@click.option(
+    "--window", type=click.IntRange(min=64), help="The window for which to show shares in tokens."
+)
+@click.option(
+    "--yaml",
+    "as_yaml",
+    is_flag=True,
+    help="Print a section of weir.yaml that loads to the same policy.",
+)
 @configured
 def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Findings:
     """Show every effective value of a policy, with the keys of the YAML file.
 
-    Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes are left out if no
-    layer of the policy uses them.
+    Shares are also shown in tokens: for the policy's own window, or for three common ones. Shapes
+    are left out if no layer of the policy uses them.
 
     \b
     Example:
@@ -114,9 +132,14 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
         values["tokens"] = policy_amounts(settings, size)
     else:
         values["tokens"] = {str(each): policy_amounts(settings, each) for each in WINDOWS}
-    section = _section_text(policy_section(config.policies[name], _purposes(config, stored).get(name, "")))
+    section = _section_text(
+        policy_section(config.policies[name], _purposes(config, stored).get(name, ""))
+    )
     lines = [
-        (dotted(at), f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else in_yaml(value))
+        (
+            dotted(at),
+            f"{value:,}" if at[0] == "tokens" and isinstance(value, int) else in_yaml(value),
+        )
         for at, value in leaves_of(values)
     ]
 
@@ -134,7 +157,8 @@ def show(config: Config, *, name: str, window: int | None, as_yaml: bool) -> Fin
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @json_option
 def lint(file: str, *, strict: bool, as_json: bool) -> None:
-    """Check a policy for errors and likely mistakes; FILE is a policy, a weir.yaml, or a preset's name.
+    """Check a policy for errors and likely mistakes; FILE is a policy, a weir.yaml, or a preset's
+    name.
 
     Exit code 0: no problems; 1: warnings, with --strict; 2: errors, the policy would not load.
 
@@ -163,10 +187,12 @@ def lint(file: str, *, strict: bool, as_json: bool) -> None:
 @click.argument("file", type=FILE)
 @click.option("--name", default="imported", help="The name of the new policy.")
 def import_policy(file: Path, *, name: str) -> None:
-    """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on stderr.
+    """Convert another tool's settings to a policy: YAML on stdout, what could not be converted on
+    stderr.
 
-    The output is a complete file. To use it in a weir.yaml that already has policies, add the lines below `policies:`
-    to that file's own. Two declarations are known, see docs/policies.md; any other key is an error.
+    The output is a complete file. To use it in a weir.yaml that already has policies, add the lines
+    below `policies:` to that file's own. Two declarations are known, see docs/policies.md; any
+    other key is an error.
 
     \b
     Example:
@@ -188,15 +214,21 @@ def import_policy(file: Path, *, name: str) -> None:
 
 @policy.command()
 @click.argument("file", type=FILE)
-@click.option("--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's.")
+@click.option(
+    "--window", type=click.IntRange(min=256), help="The window, tokens; defaults to the model's."
+)
 @click.option("--model", help="The model, for its tokenizer and window.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many conversations.")
 @configured
-def recommend(config: Config, *, file: Path, window: int | None, model: str | None, limit: int | None) -> Findings:
-    """Recommend a policy for recorded conversations, as YAML: what to evict first, and a cap for each bucket.
+def recommend(
+    config: Config, *, file: Path, window: int | None, model: str | None, limit: int | None
+) -> Findings:
+    """Recommend a policy for recorded conversations, as YAML: what to evict first, and a cap for
+    each bucket.
 
-    FILE is as for weir replay. A cap is what nine of ten requests keep to, as a share of the usable window. It only
-    warns, unless `enforce: bucket` is added. Nothing is sent anywhere and nothing is changed.
+    FILE is as for weir replay. A cap is what nine of ten requests keep to, as a share of the usable
+    window. It only warns, unless `enforce: bucket` is added. Nothing is sent anywhere and nothing
+    is changed.
 
     \b
     Example:
@@ -208,11 +240,16 @@ def recommend(config: Config, *, file: Path, window: int | None, model: str | No
     with progress("conversations") as progressed:
         for place in recorded(file, limit, progressed):
             script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-            traffic.add(script.transcript(len(script.recording.raws)), requests=script.recording.requests)
+            traffic.add(
+                script.transcript(len(script.recording.raws)), requests=script.recording.requests
+            )
     choice = choose(traffic)
     budget = conditions.budget(ContextSettings())
     made = _recommended(choice, traffic.caps(budget.usable))
-    tools = {name: round(tokens / max(1, traffic.tools.total()), 4) for name, tokens in traffic.tools.most_common()}
+    tools = {
+        name: round(tokens / max(1, traffic.tools.total()), 4)
+        for name, tokens in traffic.tools.most_common()
+    }
 
     def value() -> dict[str, object]:
         return {
@@ -228,8 +265,13 @@ def recommend(config: Config, *, file: Path, window: int | None, model: str | No
         }
 
     def show() -> None:
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in list(tools.items())[:TOOLS_NAMED])
-        played = f"{counted(traffic.conversations, 'conversation')}, {counted(len(traffic.requests), 'request')}"
+        shares = ", ".join(
+            f"{name} {share:.0%}" for name, share in list(tools.items())[:TOOLS_NAMED]
+        )
+        played = (
+            f"{counted(traffic.conversations, 'conversation')},"
+            f" {counted(len(traffic.requests), 'request')}"
+        )
         for line in (
             f"{played}, a window of {budget.window:,} tokens ({budget.usable:,} usable)",
             f"{choice.kind}: {choice.reason}",
@@ -249,14 +291,17 @@ def _recommended(choice: Recommendation, caps: Mapping[str, float]) -> dict[str,
     for layer in cast("list[dict[str, object]]", preset):
         if layer["layer"] == "evict" and choice.kind == REPEATED:
             cascade.append({"layer": "semantic_merge"})
-        cascade.append({**layer, "params": dict(choice.evict)} if layer["layer"] == "evict" else dict(layer))
+        cascade.append(
+            {**layer, "params": dict(choice.evict)} if layer["layer"] == "evict" else dict(layer)
+        )
     buckets = {name: {"cap": cap} for name, cap in caps.items()}
     return {"preset": DEFAULT_PRESET, "buckets": buckets, "cascade": cascade}
 
 
 def _section_text(section: Mapping[str, object]) -> str:
     where = (
-        "# Complete by itself. In a weir.yaml that has policies: already, only what is below policies: goes under it.\n"
+        "# Complete by itself. In a weir.yaml that has policies: already, only what is below"
+        " policies: goes under it.\n"
     )
     return where + yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=NARROW)
 
@@ -280,11 +325,17 @@ def _given(row: PolicyRow) -> SetPolicy | None:
     try:
         return SetPolicy(row.name, row.document, row.at, read_policy(row.name, row.document))
     except ConfigError as fault:
-        click.echo(f"note: the policy {row.name} that was set over HTTP cannot be read: {fault.problems[0]}", err=True)
+        click.echo(
+            f"note: the policy {row.name} that was set over HTTP cannot be read:"
+            f" {fault.problems[0]}",
+            err=True,
+        )
         return None
 
 
-def _row(name: str, effective: Config, purpose: str, stored: Mapping[str, SetPolicy]) -> dict[str, Any]:
+def _row(
+    name: str, effective: Config, purpose: str, stored: Mapping[str, SetPolicy]
+) -> dict[str, Any]:
     settings = effective.policy(name)
     origin = "file" if ("policies", name) in effective.places else "preset"
     return {
@@ -319,7 +370,11 @@ def _acts(settings: ContextSettings) -> str:
         return "when full"
     if any(layer.at is None and layer.scope == "total" for layer in first):
         shares = sorted({round(100 * shape.trigger) for shape in settings.shapes})
-        return f"{shares[0]}-{shares[-1]} % of usable" if len(shares) > 1 else f"{shares[0]} % of usable"
+        return (
+            f"{shares[0]}-{shares[-1]} % of usable"
+            if len(shares) > 1
+            else f"{shares[0]} % of usable"
+        )
     layer = min(first, key=lambda each: 1.0 if each.at is None else each.at)
     of = settings.base.replace("_", " ") if layer.scope == "total" else layer.scope
     return "when full" if layer.at is None or layer.at >= 1 else f"{100 * layer.at:g} % of {of}"
@@ -337,7 +392,9 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
     warnings: list[str] = []
     policies = _policies_in(document, path.stem)
     if not policies:
-        warnings.append(f"{file}: nothing was found to lint: neither keys of a policy nor policies:")
+        warnings.append(
+            f"{file}: nothing was found to lint: neither keys of a policy nor policies:"
+        )
     errors += _no_mappings(document)
     for name, own, at in policies:
         try:
@@ -352,7 +409,9 @@ def _linted(file: str) -> tuple[list[str], list[str]]:
 def _no_mappings(document: Document) -> list[str]:
     given = document.data.get("policies")
     bodies = given.items() if isinstance(given, Mapping) else ()
-    places: list[KeyPath] = [("policies", name) for name, b in bodies if not isinstance(b, Mapping | None)]
+    places: list[KeyPath] = [
+        ("policies", name) for name, b in bodies if not isinstance(b, Mapping | None)
+    ]
     if not isinstance(given, Mapping | None):
         places = [("policies",)]
     return [document.problem(place, "should be a mapping") for place in places]

@@ -1,4 +1,6 @@
-"""``weir replay``: recorded conversations played through policies, without a model and without a network."""
+"""``weir replay``: recorded conversations played through policies, without a model and without a
+network.
+"""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -22,19 +24,48 @@ from proxy.wire.counting import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"
 COLUMNS = (
-    "policy", "requests", "fit", "refused", "batches", "largest", "prefix reuse", "tokens sent", "tokens saved",
-    "cost", "vs unmanaged", "facts in window", "or archive",
-)  # fmt: skip
+    "policy",
+    "requests",
+    "fit",
+    "refused",
+    "batches",
+    "largest",
+    "prefix reuse",
+    "tokens sent",
+    "tokens saved",
+    "cost",
+    "vs unmanaged",
+    "facts in window",
+    "or archive",
+)
 
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--policy", "policies", multiple=True, default=("balanced",), help="Its name, or FILE.yaml:NAME; repeat.")
-@click.option("--window", type=click.IntRange(min=256), help="Tokens; defaults to the policy's, or the model's.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("balanced",),
+    help="Its name, or FILE.yaml:NAME; repeat.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=256),
+    help="Tokens; defaults to the policy's, or the model's.",
+)
 @click.option("--model", help="The model, for its tokenizer, window and prices.")
-@click.option("--max-tokens", type=POSITIVE, help="The max_tokens of each request; defaults to the policy's reserve.")
+@click.option(
+    "--max-tokens",
+    type=POSITIVE,
+    help="The max_tokens of each request; defaults to the policy's reserve.",
+)
 @click.option("--limit", type=POSITIVE, help="Only the first so many conversations.")
-@click.option("--prices", "stated", help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.")
+@click.option(
+    "--prices",
+    "stated",
+    help=f"One of {', '.join(PROVIDERS)}, or input,read,write,output in $ a million.",
+)
 @configured
 def replay(
     config: Config,
@@ -47,10 +78,11 @@ def replay(
     limit: int | None,
     stated: str | None,
 ) -> Findings:
-    """Play recorded conversations through policies: tokens, batches, refusals, prefix reuse, cost. A dry run.
+    """Play recorded conversations through policies: tokens, batches, refusals, prefix reuse, cost.
+    A dry run.
 
-    FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each assistant message
-    is one request. No model is called and nothing is sent anywhere.
+    FILE has one conversation per line, {"messages": […]}, optionally with "tools" and "meta". Each
+    assistant message is one request. No model is called and nothing is sent anywhere.
 
     \b
     Example:
@@ -78,10 +110,14 @@ def replay(
 
     def show() -> None:
         first = totals[UNMANAGED]
-        played = f"{counted(first.conversations, 'conversation')}, {counted(first.requests, 'request')}"
+        played = (
+            f"{counted(first.conversations, 'conversation')}, {counted(first.requests, 'request')}"
+        )
         room = f"a window of {budget.window:,} tokens ({budget.reserve:,} for the answer)"
         print_line(f"{played}, {room}, {prices.source}\n")
-        print_table(COLUMNS, [_row(name, tally, prices) for name, tally in totals.items()], numbers=1)
+        print_table(
+            COLUMNS, [_row(name, tally, prices) for name, tally in totals.items()], numbers=1
+        )
         for name, tally in totals.items():
             for remark in _remarks(tally):
                 print_line(f"{name}: {remark}")
@@ -90,14 +126,20 @@ def replay(
 
 
 async def _play(
-    file: Path, policies: list[ContextSettings], conditions: Conditions, prices: PriceList, limit: int | None
+    file: Path,
+    policies: list[ContextSettings],
+    conditions: Conditions,
+    prices: PriceList,
+    limit: int | None,
 ) -> Mapping[str, Tally]:
     totals: dict[str, Tally] = {}
     async with store_in_memory() as store:
         with progress("conversations") as progressed:
             for place in recorded(file, limit, progressed):
                 script = Script(place.recording, counter=conditions.counter, model=conditions.model)
-                for name, tally in (await play(script, policies, conditions, prices.prices, store)).items():
+                for name, tally in (
+                    await play(script, policies, conditions, prices.prices, store)
+                ).items():
                     totals.setdefault(name, Tally()).add(tally)
     return totals
 
@@ -107,10 +149,18 @@ def conditions_for(
 ) -> Conditions:
     tokenizer = Tokenizer()
     click.get_current_context().call_on_close(tokenizer.close)
-    facts = ModelRegistry(config.models).facts(model, settings=ContextSettings()) if model else ModelFacts()
+    facts = (
+        ModelRegistry(config.models).facts(model, settings=ContextSettings())
+        if model
+        else ModelFacts()
+    )
     counter = tokenizer.counter(model or DEFAULT_ENCODING)
     return Conditions(
-        counter=counter, model=model or "", facts=facts, window=window or config.window, max_tokens=max_tokens
+        counter=counter,
+        model=model or "",
+        facts=facts,
+        window=window or config.window,
+        max_tokens=max_tokens,
     )
 
 
@@ -121,7 +171,9 @@ def recorded(file: Path, limit: int | None, progressed: Progressed) -> Iterator[
         for number, place in enumerate(islice(read_recordings(file), limit), start=1):
             yield place
             share = place.read / max(1, size)
-            progressed(place.read, size, f"{counted(number, 'conversation')}, {share:.0%} of the file")
+            progressed(
+                place.read, size, f"{counted(number, 'conversation')}, {share:.0%} of the file"
+            )
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror or error}") from None
     except BadRecording as fault:
@@ -147,7 +199,10 @@ def _row(name: str, tally: Tally, prices: PriceList) -> tuple[str, ...]:
         f"{tally.saved:,}",
         prices.shown(tally.cost),
         compared,
-        *(f"{part / kept.needed:.1%}" if kept.needed else "-" for part in (kept.kept, kept.recoverable)),
+        *(
+            f"{part / kept.needed:.1%}" if kept.needed else "-"
+            for part in (kept.kept, kept.recoverable)
+        ),
     )
 
 
@@ -155,7 +210,9 @@ def _remarks(tally: Tally) -> Iterator[str]:
     of = f"of {tally.requests:,} requests"
     unfit = tally.unanswered - tally.refused
     if tally.refused:
-        reasons = ", ".join(f"{bucket} {count:,} x" for bucket, count in tally.refused_by.most_common())
+        reasons = ", ".join(
+            f"{bucket} {count:,} x" for bucket, count in tally.refused_by.most_common()
+        )
         refused = f"{tally.refused:,} {of} would have been refused ({reasons})"
         yield f"{refused}: they are in no sum, and no ratio of costs is given."
     if unfit:

@@ -22,8 +22,11 @@ from proxy.config.values import Config
 
 STARTS_WITHIN = 60.0
 STOPS_WITHIN = 35.0  # limits.grace and a little
-NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
-TYPED, ENDING = (signal.SIGINT, signal.SIGQUIT), (signal.SIGTERM, signal.SIGHUP)
+# as shells have it
+NOT_FOUND = 127
+NOT_RUNNABLE = 126
+TYPED = (signal.SIGINT, signal.SIGQUIT)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 MCP = "/weir/mcp"
 SERVE = "sys.argv[:] = ['weir', *sys.argv[2:]]; from proxy.cli import main; main()"
 UPSTREAM = "WEIR_UPSTREAM"
@@ -35,26 +38,47 @@ PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @config_option
-@click.option("--url", metavar="URL", help="Weir's address, http://host:port; defaults to the configuration's.")
-@click.option("--key", help="The key to send, where Weir asks for one; defaults to what the environment has.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Weir's address, http://host:port; defaults to the configuration's.",
+)
+@click.option(
+    "--key", help="The key to send, where Weir asks for one; defaults to what the environment has."
+)
 @click.option(
     "--serve/--no-serve",
     "serves",
     default=None,
-    help="Start a Weir for the time of the command if none answers; the default where --url does not name one.",
+    help=(
+        "Start a Weir for the time of the command if none answers; the default where --url does not"
+        " name one."
+    ),
 )
-@click.option("--mcp/--no-mcp", "mcp", default=True, help="Whether to register Weir's MCP server with the command.")
+@click.option(
+    "--mcp/--no-mcp",
+    "mcp",
+    default=True,
+    help="Whether to register Weir's MCP server with the command.",
+)
 def run(
-    command: tuple[str, ...], path: Path | None, url: str | None, key: str | None, *, serves: bool | None, mcp: bool
+    command: tuple[str, ...],
+    path: Path | None,
+    url: str | None,
+    key: str | None,
+    *,
+    serves: bool | None,
+    mcp: bool,
 ) -> int:
     """Start a command with the environment that points it at Weir, and exit as it does.
 
-    If no Weir answers, one is started for the time of the command, in front of OpenAI, for claude in front of
-    Anthropic, or of what the configuration says. The client's own key is forwarded.
+    If no Weir answers, one is started for the time of the command, in front of OpenAI, for claude
+    in front of Anthropic, or of what the configuration says. The client's own key is forwarded.
 
-    Set are OPENAI_BASE_URL, OPENAI_API_BASE, ANTHROPIC_BASE_URL, and for opencode OPENCODE_CONFIG_CONTENT; codex is
-    given its provider by -c. A placeholder stands in for an OPENAI_API_KEY that is not set. claude, codex and opencode
-    get Weir's MCP server, with which the model looks up what was removed; --no-mcp leaves it out.
+    Set are OPENAI_BASE_URL, OPENAI_API_BASE, ANTHROPIC_BASE_URL, and for opencode
+    OPENCODE_CONFIG_CONTENT; codex is given its provider by -c. A placeholder stands in for an
+    OPENAI_API_KEY that is not set. claude, codex and opencode get Weir's MCP server, with which the
+    model looks up what was removed; --no-mcp leaves it out.
 
     \b
     Example:
@@ -71,7 +95,10 @@ def run(
         changes = _changes(root, command[0], key, environment(), mcp=mcp)
         env = {**environment(), **changes}
         arguments = [command[0], *_arguments(root, command[0], env, mcp=mcp), *command[1:]]
-        shown = {name: "***" if name.endswith("_KEY") and value == key else value for name, value in changes.items()}
+        shown = {
+            name: "***" if name.endswith("_KEY") and value == key else value
+            for name, value in changes.items()
+        }
         for name, value in shown.items():
             click.echo(f"weir: {name}={shlex.quote(value)}", err=True)
         if arguments[1:] != list(command[1:]):
@@ -87,7 +114,9 @@ def weir_address(url: str | None, config: Config) -> str:
 
 
 def _own_environment(program: str, config: Config) -> dict[str, str]:
-    """Of a Weir that is started for a command: Claude Code has no use for OpenAI, or for its key."""
+    """Of a Weir that is started for a command: Claude Code has no use for OpenAI, or for
+    its key.
+    """
     env = {**environment(), "WEIR_DRAIN": "0"}  # nobody but the command was sent here
     if Path(program).name == "claude" and config.path is None and not env.get(UPSTREAM):
         env[UPSTREAM] = ANTHROPIC
@@ -96,41 +125,61 @@ def _own_environment(program: str, config: Config) -> dict[str, str]:
     return env
 
 
-def _changes(root: str, program: str, key: str | None, env: Mapping[str, str], *, mcp: bool) -> dict[str, str]:
+def _changes(
+    root: str, program: str, key: str | None, env: Mapping[str, str], *, mcp: bool
+) -> dict[str, str]:
     base = f"{root}/v1"
     changes = {"OPENAI_BASE_URL": base, "OPENAI_API_BASE": base, "ANTHROPIC_BASE_URL": root}
     if key is not None:
         changes |= {"OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}
     elif not env.get("OPENAI_API_KEY"):
         changes["OPENAI_API_KEY"] = "any"  # SDKs do not start without one
-    if Path(program).name == "opencode":  # reads no base URL from the environment, but a whole configuration
+    # reads no base URL from the environment, but a whole configuration
+    if Path(program).name == "opencode":
         providers = {name: {"options": {"baseURL": base}} for name in ("openai", "anthropic")}
         content: dict[str, object] = {"provider": providers}
         if mcp:
             headers = {"Authorization": "Bearer {env:OPENAI_API_KEY}"}
-            content["mcp"] = {"weir": {"type": "remote", "url": f"{root}{MCP}", "headers": headers, "oauth": False}}
+            content["mcp"] = {
+                "weir": {
+                    "type": "remote",
+                    "url": f"{root}{MCP}",
+                    "headers": headers,
+                    "oauth": False,
+                }
+            }
         changes["OPENCODE_CONFIG_CONTENT"] = json.dumps(content)
     if any(name.lower() in PROXIES and value for name, value in env.items()):
-        around = ",".join(filter(None, (env.get("NO_PROXY") or env.get("no_proxy"), "127.0.0.1,localhost")))
+        around = ",".join(
+            filter(None, (env.get("NO_PROXY") or env.get("no_proxy"), "127.0.0.1,localhost"))
+        )
         changes |= {"NO_PROXY": around, "no_proxy": around}
     return changes
 
 
 def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) -> list[str]:
-    """Options for programs that read no variable: Codex's provider, and the MCP server of Codex and Claude Code.
+    """Options for programs that read no variable: Codex's provider, and the MCP server of Codex and
+    Claude Code.
 
     Keys stay in the environment: arguments can be seen by everybody on the machine.
     """
     name = Path(program).name
     if name == "codex":
-        provider = {"name": "Weir", "base_url": f"{root}/v1", "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
+        provider = {
+            "name": "Weir",
+            "base_url": f"{root}/v1",
+            "env_key": "OPENAI_API_KEY",
+            "wire_api": "responses",
+        }
         values = {"model_provider": "weir"} | {
             f"model_providers.weir.{name}": value for name, value in provider.items()
         }
         if mcp:
             values["mcp_servers.weir.url"] = f"{root}{MCP}"
             values["mcp_servers.weir.bearer_token_env_var"] = "OPENAI_API_KEY"  # noqa: S105 - a name
-        return [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+        return [
+            word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")
+        ]
     if name == "claude" and mcp:
         variable = next((each for each in CLAUDE_KEYS if env.get(each)), None)
         headers = {"Authorization": f"Bearer ${{{variable}}}"} if variable is not None else {}
@@ -141,12 +190,17 @@ def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) ->
 
 
 @contextlib.contextmanager
-def _weir_at(root: str, path: Path | None, env: Mapping[str, str], *, serves: bool) -> Iterator[bool]:
+def _weir_at(
+    root: str, path: Path | None, env: Mapping[str, str], *, serves: bool
+) -> Iterator[bool]:
     there = is_weir(root)
     if there is False:
         raise Failure(f"what answers at {root} is not Weir; name Weir's address with --url")
     if there is None and not serves:
-        raise Failure(f"no Weir answers at {root}: start one with weir serve{given_again(path)}, or add --serve")
+        raise Failure(
+            f"no Weir answers at {root}: start one with weir serve{given_again(path)}, or add"
+            " --serve"
+        )
     with contextlib.nullcontext() if there else _serving(root, path, env):
         yield not there
 
@@ -175,7 +229,8 @@ def _serving(root: str, path: Path | None, env: Mapping[str, str]) -> Iterator[N
         while not is_weir(root):
             if weir.poll() is not None or time.monotonic() > deadline:
                 last = (
-                    Path(log).read_text(encoding="utf-8", errors="replace").strip() or "it said nothing"
+                    Path(log).read_text(encoding="utf-8", errors="replace").strip()
+                    or "it said nothing"
                 ).splitlines()
                 raise Failure(f"the proxy could not be started: {last[-1]}")
             time.sleep(0.05)

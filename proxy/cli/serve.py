@@ -47,8 +47,12 @@ COLLECT_AFTER = 20_000
 @click.command()
 @config_option
 @click.option("--host", help="Address to listen on; defaults to the configuration's (127.0.0.1).")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; defaults to the configuration's (8400).")
-@click.option("--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port; defaults to the configuration's (8400)."
+)
+@click.option(
+    "--upstream", metavar="URL", help="Base URL of one upstream, e.g. http://127.0.0.1:9000/v1."
+)
 @click.option("--window", type=click.IntRange(min=64), help="Context window of its models, tokens.")
 @click.option(
     "--auth-mode",
@@ -57,12 +61,19 @@ COLLECT_AFTER = 20_000
 )
 @click.option("--policy", help="The default policy; 'off' forwards everything unchanged.")
 @click.option("--store", metavar="PATH|URL", callback=store_url, help="The database, e.g. weir.db.")
-@click.option("--summarizer", metavar="MODEL", help="Model that writes summaries; 'same' for the request's own.")
-@click.option("--log-format", type=click.Choice(["line", "json"]), default="line", help="Log format.")
+@click.option(
+    "--summarizer",
+    metavar="MODEL",
+    help="Model that writes summaries; 'same' for the request's own.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["line", "json"]), default="line", help="Log format."
+)
 def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """Start the proxy.
 
-    Without a configuration, an upstream or OPENAI_API_KEY it uses the built-in simulator as its upstream.
+    Without a configuration, an upstream or OPENAI_API_KEY it uses the built-in simulator as its
+    upstream.
 
     \b
     Example:
@@ -78,9 +89,16 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     except TelemetryError as error:
         raise Failure(f"telemetry: {error}") from error
     process = _Process(path, flags, log_format, telemetry)
-    with _logging(process.log), _listening(config) as listener, _upstream(config, process.tokenizer) as effective:
+    with (
+        _logging(process.log),
+        _listening(config) as listener,
+        _upstream(config, process.tokenizer) as effective,
+    ):
         keys = _check_store(effective)
-        making = f"weir keys create --name me{given_again(path, flags.store and masked_url(flags.store))}"
+        making = (
+            "weir keys create --name"
+            f" me{given_again(path, flags.store and masked_url(flags.store))}"
+        )
         _announce(effective, listener.getsockname()[1], keys, making)
         code = process.run(effective, listener)
     if code:
@@ -90,7 +108,9 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 class _Process:
     """What a process was started with, its log, and the tokenizer for all that it counts."""
 
-    def __init__(self, path: Path | None, flags: Flags, log_format: str, telemetry: Telemetry) -> None:
+    def __init__(
+        self, path: Path | None, flags: Flags, log_format: str, telemetry: Telemetry
+    ) -> None:
         self._path = path
         self._flags = flags
         self._telemetry = telemetry
@@ -120,9 +140,13 @@ class _Process:
 
     def _hide(self, config: Config) -> None:
         env = environment().items()
-        headers = (value for name, value in env if name.startswith("OTEL_") and name.endswith("_HEADERS"))
+        headers = (
+            value for name, value in env if name.startswith("OTEL_") and name.endswith("_HEADERS")
+        )
         values = (pair.partition("=")[2].strip() for each in headers for pair in each.split(","))
-        self.log.hide((*secrets_of(config), *(text for value in values for text in (value, unquote(value)))))
+        self.log.hide(
+            (*secrets_of(config), *(text for value in values for text in (value, unquote(value))))
+        )
 
 
 def _telemetry_settings(config: Config) -> OtelSettings:
@@ -139,14 +163,19 @@ def _telemetry_settings(config: Config) -> OtelSettings:
 
 
 def installed_plugins() -> tuple[Plugin, ...]:
-    """One object of each class or function that an installed distribution names in the group ``weir.hooks``."""
+    """One object of each class or function that an installed distribution names in the group
+    ``weir.hooks``.
+    """
     found: list[Plugin] = []
     for entry in importlib.metadata.entry_points(group=HOOKS):
         try:
             found.append(entry.load()())
             Hooks(found[-1:])
-        except Exception as error:  # whatever a plugin's own code raises, the start says which one it was
-            raise Failure(f"the plugin {entry.name} ({entry.value}) cannot be used: {error}") from error
+        except Exception as error:
+            # whatever a plugin's own code raises, the start says which one it was
+            raise Failure(
+                f"the plugin {entry.name} ({entry.value}) cannot be used: {error}"
+            ) from error
     return tuple(found)
 
 
@@ -156,12 +185,15 @@ def _listening(config: Config) -> socket.socket:
 
 
 def _check_store(config: Config) -> Keyring:
-    """Open the store once, so that what is wrong with it is said before anybody connects; the keys there are."""
+    """Open the store once, so that what is wrong with it is said before anybody connects; the keys
+    there are.
+    """
 
     async def check() -> Keyring:
         store = await Store.open(config.store.url, content=config.store.content)
         try:
-            rows, secret = await store.list_keys(), await store.secret()
+            rows = await store.list_keys()
+            secret = await store.secret()
             return Keyring(config.keys, rows, secret=secret, mode=config.auth.mode)
         finally:
             await store.close()
@@ -169,7 +201,9 @@ def _check_store(config: Config) -> Keyring:
     try:
         return asyncio.run(check())
     except StoreError as error:
-        raise Failure(f"the store {masked_url(config.store.url)} cannot be used: {error}") from error
+        raise Failure(
+            f"the store {masked_url(config.store.url)} cannot be used: {error}"
+        ) from error
 
 
 def _limits(config: Config) -> ServerLimits:
@@ -187,7 +221,9 @@ def _limits(config: Config) -> ServerLimits:
 
 
 def _most_connections() -> int:
-    """Clients' connections for which there are descriptors, beside as many to upstreams, as many that are refused."""
+    """Clients' connections for which there are descriptors, beside as many to upstreams, as many
+    that are refused.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -211,9 +247,14 @@ def _upstream(config: Config, tokenizer: Tokenizer) -> Iterator[Config]:
 
 
 def _open_log(form: str) -> QueuedLog:
-    """The log on a descriptor of its own: a thread that waits inside ``sys.stderr`` would hold up the exit."""
+    """The log on a descriptor of its own: a thread that waits inside ``sys.stderr`` would hold up
+    the exit.
+    """
     stream = io.TextIOWrapper(
-        io.FileIO(os.dup(sys.stderr.fileno()), "w"), encoding="utf-8", errors="backslashreplace", write_through=True
+        io.FileIO(os.dup(sys.stderr.fileno()), "w"),
+        encoding="utf-8",
+        errors="backslashreplace",
+        write_through=True,
     )
     return QueuedLog(stream, form="json" if form == "json" else "line")
 
@@ -224,7 +265,8 @@ def _logging(handler: QueuedLog) -> Iterator[None]:
     try:
         yield
     finally:
-        # Without any handler a library's thread would print to standard error itself, secrets and all, and hang there.
+        # Without any handler a library's thread would print to standard error itself, secrets and
+        # all, and hang there.
         logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger().removeHandler(handler)
         handler.stop()
@@ -237,11 +279,16 @@ def _log_to(handler: logging.Handler) -> None:
     logging.getLogger("weir").setLevel(logging.INFO)
     # Python prints these with the words of the exception.
     threading.excepthook = lambda found: log.error("a thread ended", exc_info=found.exc_value)
-    sys.unraisablehook = lambda found: log.error("an exception could not be raised", exc_info=found.exc_value)
+    sys.unraisablehook = lambda found: log.error(
+        "an exception could not be raised", exc_info=found.exc_value
+    )
 
 
 def _first_key(making: str) -> Iterator[str]:
-    yield "  there is no key: nobody may call until you make one, which takes effect within two seconds:"
+    yield (
+        "  there is no key: nobody may call until you make one, which takes effect within two"
+        " seconds:"
+    )
     yield f"    {making}"
     yield f"    docker exec CONTAINER {making}    # where this is a container"
 
@@ -249,20 +296,35 @@ def _first_key(making: str) -> Iterator[str]:
 def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
     root = f"http://{config.listen.host}:{port}"
     who = "anybody on this machine" if config.listen.loopback else "ANYBODY WHO CAN CONNECT"
-    allowed = who if keys.is_open else f"whoever has one of {len(keys)} keys" if len(keys) else "nobody yet"
+    allowed = (
+        who
+        if keys.is_open
+        else f"whoever has one of {len(keys)} keys"
+        if len(keys)
+        else "nobody yet"
+    )
     if config.simulate:
-        where = f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"
+        where = (
+            f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"
+        )
     else:
-        named = ((u.name, masked_url(u.base_url) if u.base_url else u.provider) for u in config.upstreams.values())
+        named = (
+            (u.name, masked_url(u.base_url) if u.base_url else u.provider)
+            for u in config.upstreams.values()
+        )
         where = ", ".join(f"{name} ({address})" for name, address in named)
     lines = (
         f"Weir on {root}/v1 in front of {where}",
-        f"  policy {config.default_policy}, store {masked_url(config.store.url)}, open to {allowed}",
+        (
+            f"  policy {config.default_policy}, store {masked_url(config.store.url)}, open to"
+            f" {allowed}"
+        ),
         *(_first_key(making) if not keys.is_open and not len(keys) else ()),
         f"  export OPENAI_BASE_URL={root}/v1",
         f"  what it does is shown at {root}/weir/ui",
         *(f"  warning: {warning}" for warning in config.warnings),
     )
-    with contextlib.suppress(OSError):  # a log that cannot be written keeps nobody from being served
+    # a log that cannot be written keeps nobody from being served
+    with contextlib.suppress(OSError):
         for line in lines:
             click.echo(line, err=True)

@@ -1,4 +1,5 @@
-"""What commands share: options and the configuration these make, the store beside a running Weir, JSON and plain lines.
+"""What commands share: options and the configuration these make, the store beside a running Weir,
+JSON and plain lines.
 
 And one GET at a time, of a Weir or an upstream, with the standard library alone.
 """
@@ -49,7 +50,9 @@ def say(text: str) -> None:
 
 
 def tame(text: str) -> str:
-    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def moment(at: float) -> str:
@@ -68,14 +71,20 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as fault:
-        said = f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
+        said = (
+            f"cannot listen on {host}:{port}: {os.strerror(fault.errno) if fault.errno else fault}"
+        )
         raise Failure(said + _NOT_LISTENING.get(fault.errno or 0, "")) from fault
 
 
 def given_again(path: Path | None, store: str | None = None) -> str:
-    """The options that name a configuration and a store, for a command that somebody is told to type."""
+    """The options that name a configuration and a store, for a command that somebody is told to
+    type.
+    """
     options = (("--config", path), ("--store", store))
-    return "".join(f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None)
+    return "".join(
+        f" {option} {shlex.quote(str(value))}" for option, value in options if value is not None
+    )
 
 
 def counted(number: int, noun: str) -> str:
@@ -100,14 +109,19 @@ def store_url(context: click.Context, option: click.Parameter, given: str | None
 
 
 store_option = click.option(
-    "--store", metavar="PATH|URL", callback=store_url, help="The database; defaults to the configuration's."
+    "--store",
+    metavar="PATH|URL",
+    callback=store_url,
+    help="The database; defaults to the configuration's.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a command found: the value that ``--json`` prints, how people see it, and what then fails the command."""
+    """What a command found: the value that ``--json`` prints, how people see it, and what then
+    fails the command.
+    """
 
     value: Callable[[], object]
     show: Callable[[], object]
@@ -130,7 +144,9 @@ def since_option(default: str, said: str) -> Callable[[Command], Command]:
 
 
 def configured(command: Callable[..., Findings]) -> Command:
-    """Give a command ``--config`` and ``--json``; it is called with ``config``, and what it answers is printed."""
+    """Give a command ``--config`` and ``--json``; it is called with ``config``, and what it answers
+    is printed.
+    """
 
     @functools.wraps(command)
     def run(*, path: Path | None, as_json: bool, store: str | None = None, **options: Any) -> None:
@@ -151,7 +167,9 @@ def stored(command: Callable[..., Findings]) -> Command:
 
 
 def reads(command: Callable[..., Awaitable[Findings]]) -> Command:
-    """The same for a coroutine, which is also given the store, open for reading; it answers when that is closed."""
+    """The same for a coroutine, which is also given the store, open for reading; it answers when
+    that is closed.
+    """
 
     @functools.wraps(command)
     def run(*, config: Config, **options: Any) -> Findings:
@@ -164,8 +182,16 @@ def loaded(path: Path | None, flags: Flags | None = None) -> Config:
     try:
         return load_config(path, env=environment(), flags=flags or Flags())
     except ConfigError as fault:
-        more = f" (and {len(fault.problems) - 1} more, see weir doctor)" if len(fault.problems) > 1 else ""
-        hint = "; weir init writes one" if fault.problems[0].endswith(os.strerror(errno.ENOENT)) else ""
+        more = (
+            f" (and {len(fault.problems) - 1} more, see weir doctor)"
+            if len(fault.problems) > 1
+            else ""
+        )
+        hint = (
+            "; weir init writes one"
+            if fault.problems[0].endswith(os.strerror(errno.ENOENT))
+            else ""
+        )
         raise Failure(f"{fault.problems[0]}{more}{hint}") from fault
 
 
@@ -177,12 +203,16 @@ def vocabularies() -> Path | None:
 
 def known_policy(name: str, config: Config) -> str:
     if name not in config.policies:
-        raise click.BadParameter(f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy")
+        raise click.BadParameter(
+            f"no policy {name}{nearest(name, sorted(config.policies))}", param_hint="--policy"
+        )
     return name
 
 
 def reading(config: Config, read: Callable[[Store], Awaitable[T]], **how: Any) -> T:
-    """What ``read`` makes of the configuration's store, which has to be there; ``how`` else it is opened."""
+    """What ``read`` makes of the configuration's store, which has to be there; ``how`` else it is
+    opened.
+    """
 
     async def work() -> T:
         async with opened(config.store.url, read_only=True, **how) as store:
@@ -196,13 +226,17 @@ def confirm(question: str) -> None:
         agreed = click.confirm(question, err=True)
     except click.Abort:
         click.echo(err=True)
-        raise Failure("nothing was deleted: nobody answered (--yes deletes without asking)") from None
+        raise Failure(
+            "nothing was deleted: nobody answered (--yes deletes without asking)"
+        ) from None
     if not agreed:
         raise Failure("nothing was deleted")
 
 
 def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: bool = False) -> T:
-    """What ``write`` makes of the configuration's store, which it may change; with ``create`` it need not be there."""
+    """What ``write`` makes of the configuration's store, which it may change; with ``create`` it
+    need not be there.
+    """
 
     async def work() -> T:
         if not create:
@@ -216,7 +250,9 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 
 @contextlib.asynccontextmanager
 async def opened(url: str, **how: Any) -> AsyncIterator[Store]:
-    """A store for a moment, beside a Weir that may be running, as ``Store.open``; its errors as one-line failures."""
+    """A store for a moment, beside a Weir that may be running, as ``Store.open``; its errors as
+    one-line failures.
+    """
     try:
         store = await Store.open(url, statement_timeout=UNHURRIED, **how)
         try:
@@ -229,7 +265,9 @@ async def opened(url: str, **how: Any) -> AsyncIterator[Store]:
 
 
 async def key_names(store: Store, config: Config) -> dict[str, str]:
-    return Keyring(config.keys, await store.list_keys(), secret=await store.secret(), mode="keys").names
+    return Keyring(
+        config.keys, await store.list_keys(), secret=await store.secret(), mode="keys"
+    ).names
 
 
 async def named(store: Store) -> list[ConversationRow]:
@@ -237,22 +275,33 @@ async def named(store: Store) -> list[ConversationRow]:
 
 
 async def found(store: Store, name: str) -> ConversationRow:
-    """The conversation with this name or id. Fails for none, and for one of several that different keys named so."""
+    """The conversation with this name or id. Fails for none, and for one of several that different
+    keys named so.
+    """
     row = await store.conversation(None, name)
     known = await named(store)
     if row is None:
-        close = difflib.get_close_matches(name, [each.name for each in known], n=NAMES_SHOWN, cutoff=0.6)
+        close = difflib.get_close_matches(
+            name, [each.name for each in known], n=NAMES_SHOWN, cutoff=0.6
+        )
         hint = f"did you mean {' or '.join(close)}?" if close else "see weir conversations list"
         raise Failure(f"no conversation {name}; {hint}")
     same = sorted({each.id for each in known if name in (each.name, each.id)})
     if len(same) > 1:
         shown = ", ".join(same[:NAMES_SHOWN]) + (", …" if len(same) > NAMES_SHOWN else "")
-        raise Failure(f"{len(same)} conversations of different keys are called {name}; say which by its id: {shown}")
+        raise Failure(
+            f"{len(same)} conversations of different keys are called {name}; say which by its id:"
+            f" {shown}"
+        )
     return row
 
 
 def removed_json(gone: Sequence[RemovedRow]) -> dict[str, object]:
-    return {"messages": len(gone), "tokens": sum(each.tokens for each in gone), "kinds": _kinds(gone)}
+    return {
+        "messages": len(gone),
+        "tokens": sum(each.tokens for each in gone),
+        "kinds": _kinds(gone),
+    }
 
 
 def removed_line(gone: Sequence[RemovedRow]) -> str:
@@ -287,8 +336,16 @@ class Reached:
             return None
 
 
-def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None, seconds: float = SECONDS) -> Reached:
-    """What is answered to a GET, or with a body to a POST; no proxy is used, no redirect followed. Raises Unreached."""
+def get(
+    url: str,
+    headers: Mapping[str, str] = {},
+    *,
+    body: bytes | None = None,
+    seconds: float = SECONDS,
+) -> Reached:
+    """What is answered to a GET, or with a body to a POST; no proxy is used, no redirect followed.
+    Raises Unreached.
+    """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -303,7 +360,9 @@ def get(url: str, headers: Mapping[str, str] = {}, *, body: bytes | None = None,
         except socket.gaierror:
             raise Unreached(f"the name {parts.hostname} is not known") from None
         except (OSError, http.client.HTTPException, ValueError) as fault:
-            raise Unreached(str(getattr(fault, "strerror", None) or fault or type(fault).__name__)) from None
+            raise Unreached(
+                str(getattr(fault, "strerror", None) or fault or type(fault).__name__)
+            ) from None
 
 
 def is_weir(root: str) -> bool | None:

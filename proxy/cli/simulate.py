@@ -13,13 +13,18 @@ from proxy.wire.counting import Tokenizer
 @click.option("--window", type=click.IntRange(min=16), default=8192, help="Context window, tokens.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, help="0 takes a free port.")
-@click.option("--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated.")
-@click.option("--latency", type=click.FloatRange(min=0), default=0.0, help="Seconds until an answer begins.")
+@click.option(
+    "--model", "models", multiple=True, help="A model that /v1/models lists; may be repeated."
+)
+@click.option(
+    "--latency", type=click.FloatRange(min=0), default=0.0, help="Seconds until an answer begins."
+)
 def simulate(*, window: int, host: str, port: int, models: tuple[str, ...], latency: float) -> None:
-    """Start a simulated model, to try Weir without a key: it has a window, and what it says means nothing.
+    """Start a simulated model, to try Weir without a key: it has a window, and what it says means
+    nothing.
 
-    It serves /v1/chat/completions, /v1/responses and /v1/messages. The models fault:429, fault:500 and fault:cut are a
-    rate limit, a server error and a stream that breaks off.
+    It serves /v1/chat/completions, /v1/responses and /v1/messages. The models fault:429, fault:500
+    and fault:cut are a rate limit, a server error and a stream that breaks off.
 
     \b
     Example:
@@ -36,4 +41,7 @@ def _announce(running: RunningSimulator) -> None:
     settings = running.simulator.settings
     body = {"model": settings.models[0], "messages": [{"role": "user", "content": "Hello"}]}
     click.echo(f"{running.base_url}  (window {settings.window} tokens; Ctrl-C stops)")
-    click.echo(f"curl {running.base_url}/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'")
+    click.echo(
+        f"curl {running.base_url}/chat/completions -H 'content-type: application/json' -d"
+        f" '{json.dumps(body)}'"
+    )

@@ -17,10 +17,13 @@ from proxy.store.usage import By, day_of
 @click.option("--by", type=click.Choice(get_args(By)), help="Also group by this.")
 @click.option("--key", metavar="NAME", help="Only the key with this name.")
 @reads
-async def usage(store: Store, config: Config, *, since: float, by: By | None, key: str | None) -> Findings:
+async def usage(
+    store: Store, config: Config, *, since: float, by: By | None, key: str | None
+) -> Findings:
     """Show usage by key: tokens before and after Weir, tokens saved, and costs.
 
-    Days are those of UTC: the one of --since is counted whole. Deleted conversations are counted, without a name.
+    Days are those of UTC: the one of --since is counted whole. Deleted conversations are counted,
+    without a name.
 
     \b
     Example:
@@ -48,6 +51,6 @@ async def usage(store: Store, config: Config, *, since: float, by: By | None, ke
 
 
 FIGURES = (
-    "key group requests failed tokens_before tokens_after tokens_saved cached completion cost cost_saved "
-    "summarizer_cost"
+    "key group requests failed tokens_before tokens_after tokens_saved cached completion cost"
+    " cost_saved summarizer_cost"
 )

@@ -1,8 +1,8 @@
 """A YAML file as plain data with the line of every value, and typed values made from it.
 
-The file is closed: a key that no field of the dataclasses names is an error with file, line, path and the nearest
-name. ``${NAME}`` and ``${NAME:-default}`` inside a scalar read the environment; what they give stays text
-(a number field still accepts it), and an empty result is null.
+The file is closed: a key that no field of the dataclasses names is an error with file, line, path
+and the nearest name. ``${NAME}`` and ``${NAME:-default}`` inside a scalar read the environment;
+what they give stays text (a number field still accepts it), and an empty result is null.
 """
 
 import dataclasses
@@ -37,7 +37,8 @@ class ConfigError(ValueError):
     """A configuration that Weir does not start with.
 
     Attributes:
-        problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key; …``, without what
+        problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key;
+        …``, without what
             looks like a credential: a key may stand where a name should.
     """
 
@@ -53,7 +54,9 @@ class Document:
     places: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> str:
-        """``weir.yaml:12``, ``WEIR_PORT`` or ``--port``: of the value at ``path`` or of what holds it."""
+        """``weir.yaml:12``, ``WEIR_PORT`` or ``--port``: of the value at ``path`` or of what holds
+        it.
+        """
         held = (path[:length] for length in range(len(path), 0, -1))
         return next((self.places[each] for each in held if each in self.places), self.name)
 
@@ -68,7 +71,9 @@ class Document:
             data = _replaced(data, path, value)
             places = {at: place for at, place in places.items() if at[: len(path)] != path}
             places[path] = source
-        return Document(name=self.name, data=typing.cast("Mapping[str, object]", data), places=places)
+        return Document(
+            name=self.name, data=typing.cast("Mapping[str, object]", data), places=places
+        )
 
 
 def _line(place: str, path: KeyPath, message: str) -> str:
@@ -76,23 +81,32 @@ def _line(place: str, path: KeyPath, message: str) -> str:
 
 
 def _replaced(data: object, path: KeyPath, value: object) -> object:
-    """A copy of the data with ``value`` at ``path``; what is no section on the way there becomes one."""
+    """A copy of the data with ``value`` at ``path``; what is no section on the way there becomes
+    one.
+    """
     if not path:
         return value
     key, *rest = path
     if isinstance(data, list | tuple) and isinstance(key, int):
-        return [_replaced(each, tuple(rest), value) if at == key else each for at, each in enumerate(data)]
+        return [
+            _replaced(each, tuple(rest), value) if at == key else each
+            for at, each in enumerate(data)
+        ]
     section = data if isinstance(data, Mapping) else {}
     return {**section, key: _replaced(section.get(key), tuple(rest), value)}
 
 
 def dotted(path: KeyPath) -> str:
     """``upstreams.openai.base_url`` or ``models[0].match``."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
+        "."
+    )
 
 
 def leaves_of(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every value that is no section with its path; a list is one value unless it holds sections or lists."""
+    """Every value that is no section with its path; a list is one value unless it holds sections or
+    lists.
+    """
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from leaves_of(each, (*path, str(key)))
@@ -104,13 +118,19 @@ def leaves_of(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, obje
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """``; did you mean X?`` for the known name nearest to ``word``, else the list of all known names."""
+    """``; did you mean X?`` for the known name nearest to ``word``, else the list of all known
+    names.
+    """
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}" if known else ""
+    return (
+        f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}" if known else ""
+    )
 
 
 def read_document(path: Path, *, env: Mapping[str, str]) -> Document:
-    """The file's data and places; ConfigError if it cannot be read, is no YAML, or names an unset variable."""
+    """The file's data and places; ConfigError if it cannot be read, is no YAML, or names an unset
+    variable.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_SIZE + 1).decode("utf-8")
@@ -141,8 +161,9 @@ def parse_document(text: str, *, name: str, env: Mapping[str, str]) -> Document:
 class _Reader:
     """Makes values of the events of PyYAML's parser.
 
-    Its composer and ``safe_load`` recurse once a level until the stack is full, and let a few aliases stand for
-    gigabytes. Keys are words; so are dates, and on, off, yes and no, which YAML 1.1 reads as booleans.
+    Its composer and ``safe_load`` recurse once a level until the stack is full, and let a few
+    aliases stand for gigabytes. Keys are words; so are dates, and on, off, yes and no, which YAML
+    1.1 reads as booleans.
     """
 
     def __init__(self, text: str, name: str, env: Mapping[str, str]) -> None:
@@ -156,7 +177,9 @@ class _Reader:
         self.problems: list[str] = []
 
     def document(self) -> object:
-        roots = [self._value(event, ()) for event in self._events if isinstance(event, yaml.NodeEvent)]
+        roots = [
+            self._value(event, ()) for event in self._events if isinstance(event, yaml.NodeEvent)
+        ]
         if len(roots) > 1:
             raise ConfigError(f"{self._name}: should be one document")
         return roots[0] if roots else None
@@ -171,7 +194,11 @@ class _Reader:
         made: object
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise ConfigError(self._problem(event, path, f"*{event.anchor} stands before or within what it names"))
+                raise ConfigError(
+                    self._problem(
+                        event, path, f"*{event.anchor} stands before or within what it names"
+                    )
+                )
             made, size = self._anchors[event.anchor]
             self._read += size
         elif isinstance(event, yaml.MappingStartEvent):
@@ -181,7 +208,9 @@ class _Reader:
         else:
             made = self._scalar(event, path)
         if self._read > _MAX_READ:
-            raise ConfigError(self._problem(event, (), "too much to read, with what its aliases stand for"))
+            raise ConfigError(
+                self._problem(event, (), "too much to read, with what its aliases stand for")
+            )
         if event.anchor is not None:
             self._anchors.setdefault(event.anchor, (made, self._read - before))
         return made
@@ -246,7 +275,9 @@ class _Reader:
 
 GONE: Mapping[str, str] = types.MappingProxyType(
     {
-        "listen.workers": "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)",
+        "listen.workers": (
+            "start one Weir for each process and have them share a PostgreSQL (docs/operating.md)"
+        ),
         "evaluate": "weir evaluate measures recorded conversations",
         "when_full": "enforce: reject removes nothing and refuses what does not fit",
         "memory.tags": "memory is a list of what texts begin with, and of names",
@@ -257,10 +288,14 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         "notes.min_turns": "notes.extract_from is the step from which on notes are taken",
         "recall.embeddings": "embeddings is a key of the policy",
         "summaries.in_place": "notes are always written apart from the conversation",
-        "summaries.tokens_per_hour": "limit what the summariser's own key may spend at its provider",
+        "summaries.tokens_per_hour": (
+            "limit what the summariser's own key may spend at its provider"
+        ),
     }
 )
-"""Keys that there were once, with those of a policy as they are in it, to what is to be done instead."""
+"""Keys that there were once, with those of a policy as they are in it, to what is to be done
+instead.
+"""
 
 Value = typing.TypeVar("Value")
 
@@ -270,10 +305,12 @@ _EMPTY: Mapping[str, object] = types.MappingProxyType(
 
 
 def typed(shape: type[Value], document: Document, *, at: KeyPath = ()) -> Value:
-    """The dataclass ``shape`` filled from the document; ConfigError with every unknown key and wrong value.
+    """The dataclass ``shape`` filled from the document; ConfigError with every unknown key and
+    wrong value.
 
     Args:
-        shape: a dataclass; its fields are the only keys there are. pydantic reads their types and, as what its own
+        shape: a dataclass; its fields are the only keys there are. pydantic reads their types and,
+        as what its own
             ``Field`` would say (``alias``, ``ge``, …), their metadata.
         document: data whose root becomes the value.
         at: where that root stands in the file, for messages.
@@ -289,16 +326,24 @@ def typed(shape: type[Value], document: Document, *, at: KeyPath = ()) -> Value:
             message = _worded(error["msg"], error["type"], loc)
             if error["type"] == "unexpected_keyword_argument":
                 message = _unknown(shape, path)
-            problems[loc if error["type"] == "missing" else path] = document.problem((*at, *path), message)
+            problems[loc if error["type"] == "missing" else path] = document.problem(
+                (*at, *path), message
+            )
         raise ConfigError(*problems.values()) from None
 
 
 def _validated(shape: type, data: object) -> object:
-    """The value; an empty section (``keys:`` and nothing below it) is one without keys, an empty list without items."""
+    """The value; an empty section (``keys:`` and nothing below it) is one without keys, an empty
+    list without items.
+    """
     try:
         return adapter(shape).validate_python((data,))[0]
     except ValidationError as fault:
-        empty = [each for each in fault.errors(include_url=False) if each["input"] is None and each["type"] in _EMPTY]
+        empty = [
+            each
+            for each in fault.errors(include_url=False)
+            if each["input"] is None and each["type"] in _EMPTY
+        ]
         places = {each["loc"][1:]: _EMPTY[each["type"]] for each in empty}
         places = {loc: value for loc, value in places.items() if _existing(data, loc) == loc}
         if not places:
@@ -310,7 +355,9 @@ def _validated(shape: type, data: object) -> object:
 
 @functools.cache
 def adapter(shape: typing.Any) -> TypeAdapter[typing.Any]:
-    """What validates and dumps a tuple of one ``shape``: only through it does a plain dataclass get a configuration."""
+    """What validates and dumps a tuple of one ``shape``: only through it does a plain dataclass get
+    a configuration.
+    """
     return TypeAdapter(tuple[shape], config=ConfigDict(extra="forbid"))
 
 
@@ -318,7 +365,9 @@ def _existing(data: object, loc: KeyPath) -> KeyPath:
     """As much of the path as leads to a value."""
     for length, key in enumerate(loc):
         is_section = isinstance(data, Mapping) and key in data
-        if not is_section and not (isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)):
+        if not is_section and not (
+            isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)
+        ):
             return loc[:length]
         data = typing.cast("Mapping[str | int, object]", data)[key]
     return loc
@@ -329,7 +378,9 @@ def _unknown(shape: type, path: KeyPath) -> str:
     if gone is not None:
         return f"this key has gone; {gone}"
     for key in path[:-1]:
-        inner = next((list(dataclasses_in(hint)) for name, hint in keys_of(shape) if name == key), [])
+        inner = next(
+            (list(dataclasses_in(hint)) for name, hint in keys_of(shape) if name == key), []
+        )
         shape = inner[0] if inner else shape
     hint = nearest(str(path[-1]), sorted(name for name, _ in keys_of(shape)))
     if hint.count(",") >= _MANY_KEYS:

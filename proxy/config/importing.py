@@ -1,7 +1,7 @@
 """Two declarations of other tools as a policy of Weir's: what each of their keys is called here.
 
-One divides the window into shares, one (``context_budget``, ``eviction.layers``) gives each bucket its tokens. Each
-becomes its preset with what differs written over it.
+One divides the window into shares, one (``context_budget``, ``eviction.layers``) gives each bucket
+its tokens. Each becomes its preset with what differs written over it.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,14 @@ _SIGNALS = ("recency", "priority", "type_ttl", "reference_freq", "semantic_dupli
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_context_tokens": ("window",),
-    **{f"pressure.thresholds.{zone}": (f"zones.{zone}_at",) for zone in ("yellow", "orange", "red")},
+    **{
+        f"pressure.thresholds.{zone}": (f"zones.{zone}_at",) for zone in ("yellow", "orange", "red")
+    },
     "eviction.policy": ("cascade.evict.params.scorer",),
-    **{f"eviction.weights.{signal}": (f"cascade.evict.params.weight_{signal}",) for signal in _SIGNALS},
+    **{
+        f"eviction.weights.{signal}": (f"cascade.evict.params.weight_{signal}",)
+        for signal in _SIGNALS
+    },
     "eviction.type_ttl.tool_result": ("cascade.evict.params.ttl_tool_result",),
     "eviction.type_ttl.thinking": ("cascade.reasoning.params.ttl",),
     "eviction.type_ttl.memory_injection": ("cascade.evict.params.ttl_memory",),
@@ -42,19 +47,32 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "health_monitoring.alerts.tool_bloat_warning": ("health.tool_bloat",),
     "context_budget.total_window": ("window",),
     "context_budget.headroom_tokens": ("headroom",),
-    **{f"context_budget.buckets.{name}.max_tokens": (f"buckets.{name}.cap",) for name in _BUCKETS[:-1]},
+    **{
+        f"context_budget.buckets.{name}.max_tokens": (f"buckets.{name}.cap",)
+        for name in _BUCKETS[:-1]
+    },
     "context_budget.buckets.working.max_tokens": ("buckets.working.cap", "reserve"),
-    **{f"context_budget.buckets.{name}.on_overflow": (f"buckets.{name}.on_overflow",) for name in _BUCKETS},
+    **{
+        f"context_budget.buckets.{name}.on_overflow": (f"buckets.{name}.on_overflow",)
+        for name in _BUCKETS
+    },
 }
-"""Each key to those of a policy that hold the same value; below ``cascade`` is the name of a layer."""
+"""Each key to those of a policy that hold the same value; below ``cascade`` is the name of a layer.
+"""
 
 NO_COUNTERPART: Mapping[str, str] = {
     "pressure.velocity_window": "the velocity is the mean of the newest 5 growths",
-    "eviction.protected_types": "system messages and the newest exchange always stay, the rest by its score",
+    "eviction.protected_types": (
+        "system messages and the newest exchange always stay, the rest by its score"
+    ),
     "compression.notes_file": "notes are kept in the database, by conversation",
     "cross_window.state_file": "checkpoints are kept in the database",
-    "cross_window.progress_file": "progress is part of the checkpoints, which are kept in the database",
-    "health_monitoring.alerts.fidelity_warning": "what summaries still answer is measured by weir evaluate --gate",
+    "cross_window.progress_file": (
+        "progress is part of the checkpoints, which are kept in the database"
+    ),
+    "health_monitoring.alerts.fidelity_warning": (
+        "what summaries still answer is measured by weir evaluate --gate"
+    ),
     "health_monitoring.metrics": "each is always measured, see docs/telemetry.md",
 }
 _STEPS = {
@@ -63,7 +81,11 @@ _STEPS = {
     "conversation_compaction": "compact",
     "sub_agent": "delegate",
 }
-_LAYERS = {"truncate-largest": "truncate_largest", "sliding-window": "window", "recursive-summarize": "compact"}
+_LAYERS = {
+    "truncate-largest": "truncate_largest",
+    "sliding-window": "window",
+    "recursive-summarize": "compact",
+}
 _OF_A_LAYER = {"target": "scope", "strategy": "layer", "at_pct": "at"}
 _OF_A_LAYER |= {"keep_recent_turns": "params.turns", "evict_pct": "params.evict_pct"}
 _TAKES = {"hybrid": ("weight_", "ttl_"), "priority": ("weight_",), "type_based": ("ttl_",)}
@@ -75,7 +97,9 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 def imported(document: Document) -> Imported:
-    """The policy that other tools' settings describe; ConfigError with every key that neither declaration has."""
+    """The policy that other tools' settings describe; ConfigError with every key that neither
+    declaration has.
+    """
     policy: dict[str, Any] = {}
     listed: dict[KeyPath, dict[str, Any]] = {}
     notes: list[str] = []
@@ -92,15 +116,24 @@ def imported(document: Document) -> Imported:
         elif path[:2] == ("eviction", "layers") and path[-1] in _OF_A_LAYER:
             if path[-1] == "at_pct" and isinstance(value, int | float):
                 value /= 100
-            _put(listed.setdefault(path[:-1], {}), _OF_A_LAYER[str(path[-1])], _LAYERS.get(str(value), value))
+            _put(
+                listed.setdefault(path[:-1], {}),
+                _OF_A_LAYER[str(path[-1])],
+                _LAYERS.get(str(value), value),
+            )
         elif not owns:
             problems.append(document.problem(path, "unknown key"))
         for own in owns:
             former = _put(policy, own, value)
             if former not in (None, value):
-                notes.append(f"{document.place(path)}: {name}: holds, and not the {former} that was said before")
+                notes.append(
+                    f"{document.place(path)}: {name}: holds, and not the {former} that was said"
+                    " before"
+                )
     if not policy and not listed:
-        problems.insert(0, f"{document.name}: nothing was recognised, see docs/policies.md for what is read")
+        problems.insert(
+            0, f"{document.name}: nothing was recognised, see docs/policies.md for what is read"
+        )
     if problems:
         raise ConfigError(*problems)
     preset = "five-bucket-128k" if listed or "context_budget" in document.data else "article-128k"
@@ -128,7 +161,8 @@ def _put(held: dict[str, Any], name: str, value: object) -> object:
 def _cascade(preset: str, layers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The preset's layers with the values of ``layers`` written over them.
 
-    Thinking is no block that is scored: what is said of its age makes a layer of its own, due when the first is.
+    Thinking is no block that is scored: what is said of its age makes a layer of its own, due when
+    the first is.
     """
     cascade: list[dict[str, Any]] = []
     given: list[dict[str, Any]] = preset_documents()[preset].data["cascade"]  # type: ignore[assignment]
@@ -152,4 +186,8 @@ def _taken(params: dict[str, Any]) -> dict[str, Any]:
     weighs = any(name.startswith("weight_") for name in params)
     if params["scorer"] != "hybrid" or weighs:
         params.pop("weights", None)
-    return {n: v for n, v in params.items() if not n.startswith(("weight_", "ttl_")) or n.startswith(takes)}
+    return {
+        n: v
+        for n, v in params.items()
+        if not n.startswith(("weight_", "ttl_")) or n.startswith(takes)
+    }

@@ -1,7 +1,8 @@
 """What a cascade may name, what is wrong with a policy, and what is allowed but probably not meant.
 
-``faults`` stop a policy from being loaded. ``cautions`` are for ``weir policy lint``; the few of them that show only
-when money is lost are also said when a policy is loaded (``grave``). Each has the key that it is about.
+``faults`` stop a policy from being loaded. ``cautions`` are for ``weir policy lint``; the few of
+them that show only when money is lost are also said when a policy is loaded (``grave``). Each has
+the key that it is about.
 """
 
 import math
@@ -23,17 +24,30 @@ ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.ask
 Parameters = Mapping[str, Mapping[str, Any]]
 """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
 
-LAYERS: Mapping[str, Parameters] = {name: strategy.parameters() for name, strategy in STRATEGIES.items()}
-SCORERS: Mapping[str, Parameters] = {name: scorer.parameters() for name, scorer in SCORER_TYPES.items()}
+LAYERS: Mapping[str, Parameters] = {
+    name: strategy.parameters() for name, strategy in STRATEGIES.items()
+}
+SCORERS: Mapping[str, Parameters] = {
+    name: scorer.parameters() for name, scorer in SCORER_TYPES.items()
+}
 
 
 def _fault_of_parameter(
-    value: object, *, kind: str, least: float = 0, most: float = math.inf, words: tuple[str, ...] = ()
+    value: object,
+    *,
+    kind: str,
+    least: float = 0,
+    most: float = math.inf,
+    words: tuple[str, ...] = (),
 ) -> str | None:
     if kind == "flag":
         return None if isinstance(value, bool) else "should be true or false"
     if kind in {"whole", "number"}:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             return "should be a number"
         if kind == "whole" and value != int(value):
             return "should be a whole number"
@@ -88,7 +102,10 @@ def faults(settings: ContextSettings) -> Found:
     zones = settings.zones
     starts = (zones.yellow_at, zones.orange_at, zones.red_at, zones.critical_at)
     if not (starts[0] > 0 and list(starts) == sorted(starts)):
-        yield ("zones",), "each zone should start no lower than the one before: yellow, orange, red, critical"
+        yield (
+            ("zones",),
+            "each zone should start no lower than the one before: yellow, orange, red, critical",
+        )
     if (unknown := check_estimator(settings.estimator)) is not None:
         yield ("estimator",), unknown
     yield from _shape_faults(settings.shapes)
@@ -100,7 +117,10 @@ def faults(settings: ContextSettings) -> Found:
     planned = sum(shares.values()) + (_headroom(settings) or 0)
     if planned > 1 + _ROUNDING:
         named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        yield ("buckets",), f"{named} and the headroom are {planned:.1%} of the window: more than there is"
+        yield (
+            ("buckets",),
+            f"{named} and the headroom are {planned:.1%} of the window: more than there is",
+        )
 
 
 def grave(settings: ContextSettings) -> Found:
@@ -109,7 +129,10 @@ def grave(settings: ContextSettings) -> Found:
         return
     headroom = _headroom(settings)
     if headroom is not None and headroom < MIN_HEADROOM:
-        yield ("headroom",), f"headroom {headroom:.1%} < 5%: an estimate that is off by more overflows"
+        yield (
+            ("headroom",),
+            f"headroom {headroom:.1%} < 5%: an estimate that is off by more overflows",
+        )
 
 
 def cautions(settings: ContextSettings) -> Found:
@@ -120,18 +143,29 @@ def cautions(settings: ContextSettings) -> Found:
     yield from _bucket_cautions(settings)
     yield from _layer_cautions(settings)
     if settings.summaries.role != "user":
-        text = f"{settings.summaries.role}: what stands in a summary may be taken for an instruction of yours"
+        text = (
+            f"{settings.summaries.role}: what stands in a summary may be taken for an instruction"
+            " of yours"
+        )
         yield ("summaries", "role"), text
     if settings.estimator.startswith("chars"):
-        yield ("estimator",), f"{settings.estimator} counts characters: wrong by half for code and other scripts"
+        yield (
+            ("estimator",),
+            f"{settings.estimator} counts characters: wrong by half for code and other scripts",
+        )
     memory = settings.buckets.get("memory")
     if memory is not None and memory.charge_to == "system":
-        text = "what is remembered of a user stands in the system prompt: no prefix is shared between users"
+        text = (
+            "what is remembered of a user stands in the system prompt: no prefix is shared between"
+            " users"
+        )
         yield ("buckets", "memory"), text
 
 
 def shares_of(settings: ContextSettings) -> dict[str, float]:
-    """Each bucket's cap as a share of the window, those in tokens only where the policy names its window."""
+    """Each bucket's cap as a share of the window, those in tokens only where the policy names its
+    window.
+    """
     window = settings.designed_for or settings.window
     caps = {name: bucket.cap for name, bucket in settings.buckets.items() if bucket.cap is not None}
     if caps and settings.reserve and _RESERVED not in caps:
@@ -151,7 +185,11 @@ def _headroom(settings: ContextSettings) -> float | None:
 
 
 def _looks_like_percent(amount: float) -> str | None:
-    return f"{amount:g} are tokens; a share is written as {amount / 100:g}" if 1 <= amount <= MAX_PERCENT else None
+    return (
+        f"{amount:g} are tokens; a share is written as {amount / 100:g}"
+        if 1 <= amount <= MAX_PERCENT
+        else None
+    )
 
 
 def _shape_faults(shapes: tuple[ExtractShape, ...]) -> Found:
@@ -187,12 +225,16 @@ def _charge_faults(at: KeyPath, name: str, target: str, buckets: Mapping[str, Bu
         yield (*at, "charge_to"), "a bucket cannot be charged to itself"
     elif target in buckets and (further := buckets[target].charge_to) is not None:
         last = _last_charged(name, further, buckets)
-        advice = f"name {last}, or nothing" if last is not None else "take charge_to from one of them"
+        advice = (
+            f"name {last}, or nothing" if last is not None else "take charge_to from one of them"
+        )
         yield (*at, "charge_to"), f"{target} is itself charged to {further}: {advice}"
 
 
 def _last_charged(name: str, target: str, buckets: Mapping[str, Bucket]) -> str | None:
-    """The bucket at the end of a chain of charges from ``target`` on; None where that leads back."""
+    """The bucket at the end of a chain of charges from ``target`` on; None where that leads
+    back.
+    """
     seen = {name}
     while target not in seen:
         seen.add(target)
@@ -213,7 +255,11 @@ def _layer_faults(layer: Layer, settings: ContextSettings) -> Found:
     known = parameters_of(layer.strategy, layer.params)
     for name, value in layer.params.items():
         if name not in known:
-            of = "no parameters" if not known else f"no parameter {name}{nearest(name, sorted(known))}"
+            of = (
+                "no parameters"
+                if not known
+                else f"no parameter {name}{nearest(name, sorted(known))}"
+            )
             yield ("params", name), f"{layer.strategy} has {of}"
         elif (fault := _fault_of_parameter(value, **known[name])) is not None:
             yield ("params", name), fault
@@ -234,7 +280,10 @@ def _scope_faults(scope: str, buckets: Mapping[str, Bucket]) -> Found:
     if scope not in BUCKETS:
         yield ("scope",), f"no bucket {scope}{nearest(scope, ('total', *BUCKETS))}"
     elif scope in buckets and buckets[scope].charge_to is not None:
-        yield ("scope",), f"nothing counts against {scope}: it is charged to {buckets[scope].charge_to}"
+        yield (
+            ("scope",),
+            f"nothing counts against {scope}: it is charged to {buckets[scope].charge_to}",
+        )
     elif scope not in buckets or buckets[scope].cap is None:
         yield ("scope",), f"{scope} has no cap: the layer would never be due"
 
@@ -243,7 +292,10 @@ def _share_cautions(settings: ContextSettings) -> Found:
     shares = shares_of(settings)
     total = sum(shares.values())
     if total > MAX_PLANNED + _ROUNDING:
-        yield ("buckets",), f"buckets take {total:.2%} of the window, usually at most 90%: the rest is headroom"
+        yield (
+            ("buckets",),
+            f"buckets take {total:.2%} of the window, usually at most 90%: the rest is headroom",
+        )
     if settings.enforce != "bucket":
         return
     for name, (least, most) in USUAL_SHARES.items():
@@ -251,24 +303,40 @@ def _share_cautions(settings: ContextSettings) -> Found:
         if share is not None and not least <= round(share, 9) <= most:
             yield (
                 ("buckets", name),
-                f"{name} takes {share:.2%} of the window, usually {least * 100:g} to {most * 100:g}%",
+                (
+                    f"{name} takes {share:.2%} of the window, usually {least * 100:g} to"
+                    f" {most * 100:g}%"
+                ),
             )
 
 
 def _bucket_cautions(settings: ContextSettings) -> Found:
     for name, bucket in settings.buckets.items():
         if bucket.cap is not None and bucket.charge_to is not None:
-            yield ("buckets", name, "cap"), f"nothing counts against it: {name} is charged to {bucket.charge_to}"
+            yield (
+                ("buckets", name, "cap"),
+                f"nothing counts against it: {name} is charged to {bucket.charge_to}",
+            )
         if bucket.cap is None and bucket.on_overflow == "warn":
             yield ("buckets", name, "on_overflow"), "warn never happens: the bucket has no cap"
         if bucket.on_overflow == "reject" and settings.enforce != "bucket":
-            yield ("buckets", name, "on_overflow"), f"reject only warns where enforce is {settings.enforce}"
+            yield (
+                ("buckets", name, "on_overflow"),
+                f"reject only warns where enforce is {settings.enforce}",
+            )
     working = settings.buckets.get(_RESERVED)
     if working is not None and working.cap is not None and working.cap != settings.reserve:
-        yield ("buckets", _RESERVED, "cap"), f"is {working.cap:g}, but reserve is {settings.reserve:g}: reserve holds"
+        yield (
+            ("buckets", _RESERVED, "cap"),
+            f"is {working.cap:g}, but reserve is {settings.reserve:g}: reserve holds",
+        )
     tools = settings.buckets.get("tools")
     prunes = any(layer.strategy == "prune_tools" for layer in settings.layers)
-    if settings.buckets and not prunes and (tools is None or (tools.cap is None and tools.charge_to is None)):
+    if (
+        settings.buckets
+        and not prunes
+        and (tools is None or (tools.cap is None and tools.charge_to is None))
+    ):
         yield ("buckets",), "tools have no cap: their definitions can crowd out the conversation"
 
 
@@ -278,18 +346,32 @@ def _layer_cautions(settings: ContextSettings) -> Found:
             yield ("cascade",), "no layer ever runs where enforce is reject"
         return
     if settings.ingest.cap > MAX_RESULT:
-        yield ("ingest", "cap"), f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window"
+        yield (
+            ("ingest", "cap"),
+            f"a single result may have {settings.ingest.cap:,} tokens: one can fill the window",
+        )
     kinds = {layer.strategy for layer in settings.layers} - _BESIDE
-    actions = {bucket.on_overflow for bucket in settings.buckets.values()} - {"track", "warn", "reject"}
+    actions = {bucket.on_overflow for bucket in settings.buckets.values()} - {
+        "track",
+        "warn",
+        "reject",
+    }
     if settings.enforce != "bucket":
         actions = set()
-    if len(kinds | actions) == 1 and kinds != {"compact"}:  # below a compaction that fails there are the rungs
+    # below a compaction that fails there are the rungs
+    if len(kinds | actions) == 1 and kinds != {"compact"}:
         yield (
             ("cascade",),
-            f"{next(iter(kinds | actions))} is the only way to get smaller: when it fails, turns are lost",
+            (
+                f"{next(iter(kinds | actions))} is the only way to get smaller: when it fails,"
+                " turns are lost"
+            ),
         )
     elif not kinds | actions:
-        yield ("cascade",), "no way to get smaller: the oldest turns are dropped when the window is full"
+        yield (
+            ("cascade",),
+            "no way to get smaller: the oldest turns are dropped when the window is full",
+        )
     yield from _order_cautions(settings.layers)
 
 

@@ -1,12 +1,12 @@
 """YAML, environment and flags as one frozen ``Config``, and what changes of it while Weir runs.
 
-Flags stand above the environment, which only this module reads, that above the file, that above the defaults in
-``values``. Everything is checked before it is used: ``load_config`` answers with a whole ``Config`` or raises
-``ConfigError``.
+Flags stand above the environment, which only this module reads, that above the file, that above the
+defaults in ``values``. Everything is checked before it is used: ``load_config`` answers with a
+whole ``Config`` or raises ``ConfigError``.
 
-Files are looked at every two seconds, and at once on SIGHUP. What is read anew holds from the next request on; what
-cannot be read leaves the old configuration in force and is said once, with file and line. Listener, store, telemetry
-and limits stay as they were at the start.
+Files are looked at every two seconds, and at once on SIGHUP. What is read anew holds from the next
+request on; what cannot be read leaves the old configuration in force and is said once, with file
+and line. Listener, store, telemetry and limits stay as they were at the start.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ class _Environment(Mapping[str, str]):
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
             raise ConfigError(
-                f"{name}{_FILE}: cannot read {file} ({why}); name a file that holds the value of {name} and nothing "
-                f"else, and that this user may read"
+                f"{name}{_FILE}: cannot read {file} ({why}); name a file that holds the value of"
+                f" {name} and nothing else, and that this user may read"
             ) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -80,7 +80,9 @@ def environment() -> Mapping[str, str]:
     return _Environment()
 
 
-def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()) -> Config:
+def load_config(
+    path: Path | None = None, *, env: Mapping[str, str], flags: Flags = Flags()
+) -> Config:
     """The effective configuration.
 
     Args:
@@ -94,19 +96,29 @@ def load_config(path: Path | None = None, *, env: Mapping[str, str], flags: Flag
     named = path or (Path(env["WEIR_CONFIG"]) if env.get("WEIR_CONFIG") else None)
     document = read_document(named, env=env) if named is not None else Document(name="")
     document = _with_keys(document.overlaid(_overlay(env, flags)), env)
-    upstream = ("--upstream", flags.upstream) if flags.upstream else ("WEIR_UPSTREAM", env.get("WEIR_UPSTREAM"))
+    upstream = (
+        ("--upstream", flags.upstream)
+        if flags.upstream
+        else ("WEIR_UPSTREAM", env.get("WEIR_UPSTREAM"))
+    )
     simulate = named is None and not upstream[1] and not env.get("OPENAI_API_KEY")
     if upstream[1]:
         document = _in_front_of(document, upstream, env)
     elif not simulate and not document.data.get("upstreams"):
-        document = document.overlaid(_upstream_values("openai", ("default", "https://api.openai.com/v1"), env))
+        document = document.overlaid(
+            _upstream_values("openai", ("default", "https://api.openai.com/v1"), env)
+        )
     file = typed(FileValues, document)
     policies, problems = _policies(document)
-    problems += [document.problem(at, text) for at, text in _faults(file, {*policies, *file.policies})]
+    problems += [
+        document.problem(at, text) for at, text in _faults(file, {*policies, *file.policies})
+    ]
     if problems:
         raise ConfigError(*problems)
     made = {each.name: getattr(file, each.name) for each in dataclasses.fields(file)}
-    made["upstreams"] = {name: dataclasses.replace(each, name=name) for name, each in file.upstreams.items()}
+    made["upstreams"] = {
+        name: dataclasses.replace(each, name=name) for name, each in file.upstreams.items()
+    }
     made["auth"] = dataclasses.replace(file.auth, mode=_mode(file))
     if file.summarizer == "none":
         made["summarizer"] = None
@@ -137,7 +149,9 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
     ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
 }
-"""What stands above the file: the variable and, above that, the flag for a value; empty where there is none."""
+"""What stands above the file: the variable and, above that, the flag for a value; empty where there
+is none.
+"""
 
 
 def _overlay(env: Mapping[str, str], flags: Flags) -> dict[KeyPath, tuple[str, object]]:
@@ -160,11 +174,15 @@ def _with_keys(document: Document, env: Mapping[str, str]) -> Document:
     made = [{"name": name, "secret": secret} for name, _, secret in pairs]
     places: dict[KeyPath, str] = {("keys", len(own) + at): _KEYS for at in range(len(made))}
     return dataclasses.replace(
-        document, data={**document.data, "keys": [*own, *made]}, places={**document.places, **places}
+        document,
+        data={**document.data, "keys": [*own, *made]},
+        places={**document.places, **places},
     )
 
 
-def _upstream_values(name: str, base: tuple[str, object], env: Mapping[str, str]) -> dict[KeyPath, tuple[str, object]]:
+def _upstream_values(
+    name: str, base: tuple[str, object], env: Mapping[str, str]
+) -> dict[KeyPath, tuple[str, object]]:
     values: dict[KeyPath, tuple[str, object]] = {("upstreams", name, "base_url"): base}
     if env.get("OPENAI_API_KEY"):
         values[("upstreams", name, "api_key")] = ("OPENAI_API_KEY", env["OPENAI_API_KEY"])
@@ -172,12 +190,15 @@ def _upstream_values(name: str, base: tuple[str, object], env: Mapping[str, str]
 
 
 def _in_front_of(document: Document, base: tuple[str, object], env: Mapping[str, str]) -> Document:
-    """The document with one upstream instead of the file's, whose keys never go to another address."""
+    """The document with one upstream instead of the file's, whose keys never go to another
+    address.
+    """
     models = document.data.get("models")
     rules: dict[KeyPath, tuple[str, object]] = {("upstreams",): (base[0], {})}
     if isinstance(models, list):
         kept = [
-            {k: v for k, v in rule.items() if k != "upstream"} if isinstance(rule, dict) else rule for rule in models
+            {k: v for k, v in rule.items() if k != "upstream"} if isinstance(rule, dict) else rule
+            for rule in models
         ]
         document = dataclasses.replace(document, data={**document.data, "models": kept})
     return document.overlaid(rules).overlaid(_upstream_values("default", base, env))
@@ -198,7 +219,11 @@ def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
     """``auto`` where only the store can tell: open until a key was made there."""
     if file.auth.mode != "auto":
         return file.auth.mode
-    return "keys" if file.keys or not (file.listen.loopback or file.auth.open_beyond_loopback) else "auto"
+    return (
+        "keys"
+        if file.keys or not (file.listen.loopback or file.auth.open_beyond_loopback)
+        else "auto"
+    )
 
 
 def _faults(file: FileValues, policies: Collection[str]) -> Iterator[tuple[KeyPath, str]]:
@@ -222,7 +247,9 @@ def _faults(file: FileValues, policies: Collection[str]) -> Iterator[tuple[KeyPa
         yield ("listen", "host"), _OPEN_DOOR.format(file.listen.host)
 
 
-def _missing(at: KeyPath, name: str | None, known: Collection[str]) -> Iterator[tuple[KeyPath, str]]:
+def _missing(
+    at: KeyPath, name: str | None, known: Collection[str]
+) -> Iterator[tuple[KeyPath, str]]:
     if name is not None and name not in known:
         kind = "upstream" if at[-1] == "upstream" else "policy"
         yield at, f"no {kind} {name}{nearest(name, sorted(known))}"
@@ -260,7 +287,9 @@ _FIXED = ("listen", "telemetry", "limits")
 
 
 def without_set_policy(config: Config, name: str) -> Config:
-    """The configuration with the file's policy of that name, or the preset, or none of that name."""
+    """The configuration with the file's policy of that name, or the preset, or none of that
+    name.
+    """
     policies = {each: settings for each, settings in config.policies.items() if each != name}
     if name in config.from_files:
         policies[name] = config.from_files[name]
@@ -272,7 +301,10 @@ def overridden(config: Config) -> Iterator[str]:
         if config.policies.get(name) != settings:
             place = config.places.get(("policies", name))
             of = f"the one in {place}" if place is not None else "the preset of that name"
-            yield f"the policy {name} that was set over HTTP stands above {of}; DELETE /weir/policies/{name} removes it"
+            yield (
+                f"the policy {name} that was set over HTTP stands above {of}; DELETE"
+                f" /weir/policies/{name} removes it"
+            )
 
 
 def stamps(config: Config) -> Stamps:
@@ -281,13 +313,19 @@ def stamps(config: Config) -> Stamps:
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
-    """The new configuration with what can only change with a restart as it was, and what of that would have changed."""
+    """The new configuration with what can only change with a restart as it was, and what of that
+    would have changed.
+    """
     kept: list[str] = [name for name in _FIXED if getattr(old, name) != getattr(fresh, name)]
     store = dataclasses.replace(fresh.store, url=old.store.url, content=old.store.content)
     if store != fresh.store:
         kept.append("store")
-    made = dataclasses.replace(fresh, listen=old.listen, telemetry=old.telemetry, limits=old.limits, store=store)
-    ours, theirs = ({k: u for k, u in each.upstreams.items() if u.kind == "litellm"} for each in (old, fresh))
+    made = dataclasses.replace(
+        fresh, listen=old.listen, telemetry=old.telemetry, limits=old.limits, store=store
+    )
+    ours, theirs = (
+        {k: u for k, u in each.upstreams.items() if u.kind == "litellm"} for each in (old, fresh)
+    )
     if ours != theirs:
         kept.append("upstreams of kind litellm")
         made = dataclasses.replace(made, upstreams=old.upstreams, models=old.models)
@@ -295,22 +333,41 @@ def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, .
 
 
 def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
-    """What the audit says of policies, keys and the default that are others than before: digests, and no secret."""
+    """What the audit says of policies, keys and the default that are others than before: digests,
+    and no secret.
+    """
     for name in sorted(old.policies.keys() | new.policies.keys()):
-        before, after = old.policies.get(name), new.policies.get(name)
+        before = old.policies.get(name)
+        after = new.policies.get(name)
         if before != after:
-            facts: dict[str, object] = {"change": "removed" if after is None else "read", "policy": name}
+            facts: dict[str, object] = {
+                "change": "removed" if after is None else "read",
+                "policy": name,
+            }
             facts["document"] = None if after is None else digest_of(repr(after))
             yield _change(AuditType.POLICY_CHANGE, facts, at)
     if old.default_policy != new.default_policy:
-        yield _change(AuditType.POLICY_CHANGE, {"change": "default", "policy": "", "default": new.default_policy}, at)
+        yield _change(
+            AuditType.POLICY_CHANGE,
+            {"change": "default", "policy": "", "default": new.default_policy},
+            at,
+        )
     known, fresh = ({key.name: key for key in config.keys} for config in (old, new))
     for name in sorted(known.keys() | fresh.keys()):
-        mine, now = known.get(name), fresh.get(name)
+        mine = known.get(name)
+        now = fresh.get(name)
         if mine != now:
-            own = {} if now is None else {"policy": now.policy, "models": len(now.models), "allow": sorted(now.allow)}
+            own = (
+                {}
+                if now is None
+                else {"policy": now.policy, "models": len(now.models), "allow": sorted(now.allow)}
+            )
             other = mine is not None and now is not None and mine.secret != now.secret
-            facts = {"change": "removed" if now is None else "read", "key": name, "another_secret": other}
+            facts = {
+                "change": "removed" if now is None else "read",
+                "key": name,
+                "another_secret": other,
+            }
             yield _change(AuditType.KEY_CHANGE, facts | own, at)
 
 
@@ -352,8 +409,12 @@ class Reload:
         old = self.current()
         try:
             fresh = await asyncio.to_thread(self.read)
-            read = [any(at.startswith(f"{each.path}:") for at in each.places.values()) for each in (old, fresh)]
-            if read == [True, False]:  # as on a full disk: the defaults send what clients say to another upstream
+            read = [
+                any(at.startswith(f"{each.path}:") for at in each.places.values())
+                for each in (old, fresh)
+            ]
+            # as on a full disk: the defaults send what clients say to another upstream
+            if read == [True, False]:
                 raise ConfigError(f"{fresh.path}: is empty")  # noqa: TRY301 - said like any other fault
         except (ConfigError, OSError) as error:
             log.error("the new configuration is not used, the old one stays in force: %s", error)
@@ -362,7 +423,11 @@ class Reload:
         await self.adopt(fresh)
         log.info("the configuration was read anew")
         for name in kept:
-            log.warning("%s changed in the configuration: that needs a restart, the old value stays in force", name)
+            log.warning(
+                "%s changed in the configuration: that needs a restart, the old value stays in"
+                " force",
+                name,
+            )
         for warning in fresh.warnings:
             if warning not in old.warnings:
                 log.warning("%s", warning)
@@ -377,7 +442,8 @@ class Reload:
 @contextlib.asynccontextmanager
 async def reloading(reload: Reload) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another is set
+    # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another
+    # is set
     before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))
     watching = asyncio.create_task(reload.watch(), name="weir-reload")
     try:

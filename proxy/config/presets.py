@@ -1,8 +1,8 @@
 """Policies by name: the presets that ship as YAML files, and a file's own policies made from them.
 
-A policy in YAML has the keys of ``ContextSettings``; ``preset`` names what the rest overrides, ``about`` says in a
-line what it is for. Sections (``zones``) merge key by key, lists (``cascade``, ``shapes``) replace.
-Policies that are set while Weir runs are made in the same way.
+A policy in YAML has the keys of ``ContextSettings``; ``preset`` names what the rest overrides,
+``about`` says in a line what it is for. Sections (``zones``) merge key by key, lists (``cascade``,
+``shapes``) replace. Policies that are set while Weir runs are made in the same way.
 """
 
 import contextlib
@@ -34,7 +34,10 @@ from proxy.wire.raw import nests_beyond
 log = logging.getLogger("weir.reload")
 
 DEFAULT_PRESET = "balanced"
-_DISABLED: Mapping[str, Mapping[str, object]] = {"health": {"enabled": False}, "checkpoints": {"save_at": None}}
+_DISABLED: Mapping[str, Mapping[str, object]] = {
+    "health": {"enabled": False},
+    "checkpoints": {"save_at": None},
+}
 """What ``off`` stands for."""
 
 
@@ -48,7 +51,9 @@ def preset_paths() -> list[Path]:
 
 
 def preset_documents() -> Mapping[str, Document]:
-    """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds no ``balanced``."""
+    """Every preset's file by name, each whole; ConfigError if one is broken or the directory holds
+    no ``balanced``.
+    """
     return _read_presets(stamped(preset_paths()))
 
 
@@ -73,7 +78,9 @@ def stamped(paths: Iterable[Path]) -> Stamps:
 def _read_presets(stamps: Stamps) -> Mapping[str, Document]:
     files = {path.stem: read_document(path, env={}) for path, *_ in stamps}
     if DEFAULT_PRESET not in files:
-        raise ConfigError(f"{preset_directory()}: no preset {DEFAULT_PRESET}; the installation is not complete")
+        raise ConfigError(
+            f"{preset_directory()}: no preset {DEFAULT_PRESET}; the installation is not complete"
+        )
     return MappingProxyType({name: _whole(name, files) for name in files})
 
 
@@ -83,14 +90,18 @@ def _whole(name: str, files: Mapping[str, Document]) -> Document:
     base = document.data.get("preset")
     rest = {each: file for each, file in files.items() if each != name}
     if base is not None and base not in rest:
-        raise ConfigError(document.problem(("preset",), f"there is no preset {base} that this could be made from"))
+        raise ConfigError(
+            document.problem(("preset",), f"there is no preset {base} that this could be made from")
+        )
     return _over(_whole(str(base), rest) if base is not None else Document(name=""), document)
 
 
 @functools.lru_cache(maxsize=4)
 def _made_presets(stamps: Stamps) -> Mapping[str, ContextSettings]:
     documents = _read_presets(stamps)
-    return MappingProxyType({name: policy_from(name, Document(name=""), presets=documents) for name in documents})
+    return MappingProxyType(
+        {name: policy_from(name, Document(name=""), presets=documents) for name in documents}
+    )
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
@@ -104,8 +115,11 @@ def about(document: Document) -> str:
     return " ".join(str(document.data.get("about") or "").split())
 
 
-def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()) -> ContextSettings:
-    """The policy ``name``: its preset (its namesake, else ``balanced``) with ``own`` over it; ConfigError.
+def policy_from(
+    name: str, own: Document, *, presets: Mapping[str, Document], at: KeyPath = ()
+) -> ContextSettings:
+    """The policy ``name``: its preset (its namesake, else ``balanced``) with ``own`` over it;
+    ConfigError.
 
     ``at`` is where ``own`` stands in the file, for messages.
     """
@@ -118,7 +132,9 @@ def policy_from(name: str, own: Document, *, presets: Mapping[str, Document], at
     return settings
 
 
-def policy_cautions(settings: ContextSettings, own: Document, *, at: KeyPath = ()) -> tuple[str, ...]:
+def policy_cautions(
+    settings: ContextSettings, own: Document, *, at: KeyPath = ()
+) -> tuple[str, ...]:
     whole = _over(_base(settings.name, own, preset_documents(), at), own, at)
     return tuple(whole.problem((*at, *path), text) for path, text in cautions(settings))
 
@@ -128,7 +144,11 @@ def _base(name: str, own: Document, presets: Mapping[str, Document], at: KeyPath
     if preset is None:
         preset = name if name in presets else DEFAULT_PRESET
     if preset not in presets:
-        raise ConfigError(own.problem((*at, "preset"), f"no preset {preset}{nearest(str(preset), sorted(presets))}"))
+        raise ConfigError(
+            own.problem(
+                (*at, "preset"), f"no preset {preset}{nearest(str(preset), sorted(presets))}"
+            )
+        )
     return presets[str(preset)]
 
 
@@ -142,7 +162,9 @@ def policy_values(settings: ContextSettings) -> dict[str, object]:
 
 
 def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, object]:
-    """The policy as ``policies:`` of a YAML file, which loads to the same settings whatever its name."""
+    """The policy as ``policies:`` of a YAML file, which loads to the same settings whatever its
+    name.
+    """
     values = policy_values(settings)
     del values["name"]
     about_it = {"about": purpose} if purpose else {}
@@ -150,7 +172,9 @@ def policy_section(settings: ContextSettings, purpose: str = "") -> dict[str, ob
 
 
 def _settled(data: Mapping[str, object]) -> dict[str, object]:
-    """The data with ``summarizer: {model: M}`` as ``summarizer: M``, and subsystems that are ``off``."""
+    """The data with ``summarizer: {model: M}`` as ``summarizer: M``, and subsystems that are
+    ``off``.
+    """
     settled = {key: value for key, value in data.items() if key != "preset"}
     summarizer = settled.get("summarizer")
     if isinstance(summarizer, Mapping) and set(summarizer) == {"model"}:
@@ -175,18 +199,22 @@ def uses_shapes(settings: ContextSettings) -> bool:
     if settings.mode is Mode.OFF or not settings.manages:
         return False
     summarizes = settings.enforce == "bucket" and any(
-        bucket.cap is not None and bucket.on_overflow == "summarize" for bucket in settings.buckets.values()
+        bucket.cap is not None and bucket.on_overflow == "summarize"
+        for bucket in settings.buckets.values()
     )
     return summarizes or any(
-        layer.strategy == "compact" or (layer.scope == "total" and layer.at is None) for layer in settings.layers
+        layer.strategy == "compact" or (layer.scope == "total" and layer.at is None)
+        for layer in settings.layers
     )
 
 
 def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
-    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where each layer acts.
+    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where
+    each layer acts.
 
-    ``trigger`` is the most that a request may have before any layer about the whole of it is due; a layer is due from
-    ``acts_at`` tokens in its scope on, 0 for one that always is. Both are estimates less the policy's margin.
+    ``trigger`` is the most that a request may have before any layer about the whole of it is due; a
+    layer is due from ``acts_at`` tokens in its scope on, 0 for one that always is. Both are
+    estimates less the policy's margin.
     """
     budget = divide(settings, window=window)
     total = [layer for layer in settings.layers if layer.scope == "total" and layer.at != 0]
@@ -197,10 +225,16 @@ def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
         "reserve": budget.reserve,
         "headroom": budget.headroom,
         "usable": budget.usable,
-        "trigger": min([budget.soft_limit, *(limit_for(layer, settings, budget) for layer in total)]),
+        "trigger": min(
+            [budget.soft_limit, *(limit_for(layer, settings, budget) for layer in total)]
+        ),
         **({"caps": caps} if caps else {}),
         "cascade": [
-            {"layer": layer.strategy, "scope": layer.scope, "acts_at": limit_for(layer, settings, budget) + 1}
+            {
+                "layer": layer.strategy,
+                "scope": layer.scope,
+                "acts_at": limit_for(layer, settings, budget) + 1,
+            }
             for layer in settings.layers
         ],
     }
@@ -220,7 +254,9 @@ class SetPolicy:
 
 
 def read_policy(name: str, text: str) -> Mapping[str, object]:
-    """The keys of a policy written as JSON or YAML; ConfigError. Variables of the environment are not read."""
+    """The keys of a policy written as JSON or YAML; ConfigError. Variables of the environment are
+    not read.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(text)
         if not isinstance(data, dict):
@@ -231,14 +267,21 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
 
 
 def policies_in(document: Document) -> dict[str, Document]:
-    """What stands under ``policies`` of a file, each as a document of its own; empty where it is no mapping."""
+    """What stands under ``policies`` of a file, each as a document of its own; empty where it is no
+    mapping.
+    """
     given = document.data.get("policies")
     bodies = given.items() if isinstance(given, Mapping) else ()
-    return {n: dataclasses.replace(document, data=b if isinstance(b, Mapping) else {}) for n, b in bodies}
+    return {
+        n: dataclasses.replace(document, data=b if isinstance(b, Mapping) else {})
+        for n, b in bodies
+    }
 
 
 def with_policy(config: Config, name: str, body: Mapping[str, object]) -> Config:
-    """The configuration with one policy made anew from ``body`` (the keys of the file's ``policies``); ConfigError."""
+    """The configuration with one policy made anew from ``body`` (the keys of the file's
+    ``policies``); ConfigError.
+    """
     document = Document(name="", data=body)
     made = policy_from(name, document, presets=preset_documents(), at=("policies", name))
     return dataclasses.replace(config, policies={**config.policies, name: made})

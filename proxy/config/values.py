@@ -1,4 +1,6 @@
-"""What a configuration consists of: frozen values, closed and checked one by one, secrets never shown."""
+"""What a configuration consists of: frozen values, closed and checked one by one, secrets never
+shown.
+"""
 
 import dataclasses
 import datetime as dt
@@ -24,12 +26,16 @@ PASS = "pass"  # noqa: S105 - the word that stands where a secret would
 MASK = "***"
 AS_WRITTEN = "as written"
 """The context in which a dump has times and sizes with their units."""
-_SECRET_PARAMETER = re.compile(r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(
+    r"((?:^|&)[^=&]*(?:key|pass|pwd|secret|token|sig|auth)[^=&]*=)[^&]*", re.IGNORECASE
+)
 
 
 def _seconds(value: object) -> object:
     """Seconds of ``30d``, ``12h``, ``5m``, ``10s``, ``200ms``; a bare number is seconds."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())):
+    if isinstance(value, str) and (
+        match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", value.strip())
+    ):
         return float(match.group(1)) * _UNITS[match.group(2)]
     if isinstance(value, str):
         try:
@@ -66,7 +72,9 @@ def _bytes(value: object) -> object:
 
 
 def moment_in(given: str, *, now: float) -> float:
-    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``). Raises ValueError."""
+    """Seconds since 1970, given so, or as how long before ``now`` (``90m``, ``24h``, ``7d``).
+    Raises ValueError.
+    """
     if (ago := re.fullmatch(r"([0-9]{1,6})([smhd])", given)) is not None:
         return now - int(ago[1]) * _UNITS[ago[2]]
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", given) is None:
@@ -84,7 +92,9 @@ def in_units(value: float, units: Mapping[str, float]) -> str:
 
 def _with_units(units: Mapping[str, float]) -> PlainSerializer:
     """Dumps a number with its unit where the context is ``AS_WRITTEN``."""
-    return PlainSerializer(lambda value, info: in_units(value, units) if info.context == AS_WRITTEN else value)
+    return PlainSerializer(
+        lambda value, info: in_units(value, units) if info.context == AS_WRITTEN else value
+    )
 
 
 def _shown(secret: SecretStr) -> str:
@@ -152,10 +162,14 @@ Wait = Annotated[
     Field(ge=0, allow_inf_nan=False),
     _with_units(_UNITS),
 ]
-Size = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(gt=0), _with_units(_SIZES)]
+Size = Annotated[
+    int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(gt=0), _with_units(_SIZES)
+]
 Count = Annotated[int, Field(gt=0)]
 Expiry = Annotated[
-    float, BeforeValidator(_moment, json_schema_input_type=float | str), Field(gt=0, allow_inf_nan=False)
+    float,
+    BeforeValidator(_moment, json_schema_input_type=float | str),
+    Field(gt=0, allow_inf_nan=False),
 ]
 Tokens = Annotated[int, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
@@ -200,12 +214,16 @@ class UpstreamSettings:
     """One provider.
 
     Attributes:
-        base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the end.
+        base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the
+        end.
         api_key: the operator's key, or ``pass`` for the client's own.
-        auth: the header that a key goes up in; None for the one that the host is known to want, else ``bearer``.
-        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``); else who stands
+        auth: the header that a key goes up in; None for the one that the host is known to want,
+        else ``bearer``.
+        provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``);
+        else who stands
             behind the address, where that does not say it.
-        speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others are relayed.
+        speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others
+        are relayed.
         api_base: for ``litellm``: another address than the provider's usual one.
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """
@@ -231,10 +249,14 @@ class UpstreamSettings:
 
     @cached_property
     def own_key(self) -> str | None:
-        """The operator's key, None where the client's own goes up. Raises ValueError where no header may hold it."""
+        """The operator's key, None where the client's own goes up. Raises ValueError where no
+        header may hold it.
+        """
         key = self.api_key.get_secret_value()
         if not key.isprintable():
-            raise ValueError(f"the api_key of upstream {self.name!r} holds a character that no header may hold")
+            raise ValueError(
+                f"the api_key of upstream {self.name!r} holds a character that no header may hold"
+            )
         return None if self.passes_key else key
 
     @cached_property
@@ -282,16 +304,18 @@ class ModelRule:
     prices: Prices = Prices()
 
 
-TenantSource = Annotated[str, Field(pattern=r"^(?:key|single|header:[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100})$")]
+TenantSource = Annotated[
+    str, Field(pattern=r"^(?:key|single|header:[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100})$")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
     """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` as keys exist.
 
-    ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single`` everybody's in common,
-    ``header:NAME`` by what that header says. None: in common among those who send no known key where Weir is open on
-    loopback only, else each key's own.
+    ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single``
+    everybody's in common, ``header:NAME`` by what that header says. None: in common among those who
+    send no known key where Weir is open on loopback only, else each key's own.
     """
 
     mode: Literal["auto", "open", "keys"] = "auto"
@@ -302,10 +326,11 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySettings:
-    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says ``pass``.
+    """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says
+    ``pass``.
 
-    ``concurrency`` and ``requests_per_minute`` hold in all processes together that share a PostgreSQL; None for what
-    all keys have, and for none.
+    ``concurrency`` and ``requests_per_minute`` hold in all processes together that share a
+    PostgreSQL; None for what all keys have, and for none.
     """
 
     name: Word
@@ -323,12 +348,15 @@ class KeySettings:
 class StoreSettings:
     """Where state lives; ``digest`` keeps no message text; ``retention`` in seconds, None for ever.
 
-    ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many connections a process
-    has to a database server, ``max_size`` bytes of the database, None for as many as there are. ``usage_retention`` is
-    the same as ``retention`` for what each key's requests took by day, which outlives conversations.
+    ``timeout`` is what a request waits at most for one answer of the database, ``pool`` how many
+    connections a process has to a database server, ``max_size`` bytes of the database, None for as
+    many as there are. ``usage_retention`` is the same as ``retention`` for what each key's requests
+    took by day, which outlives conversations.
     """
 
-    url: Annotated[Url, AfterValidator(_store_url)] = field(default="sqlite+aiosqlite:///weir.db", repr=False)
+    url: Annotated[Url, AfterValidator(_store_url)] = field(
+        default="sqlite+aiosqlite:///weir.db", repr=False
+    )
     content: Literal["full", "digest"] = "full"
     retention: Seconds | None = 30 * _UNITS["d"]
     usage_retention: Seconds | None = 400 * _UNITS["d"]
@@ -356,7 +384,8 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into spans.
+    """OpenTelemetry; ``otlp_endpoint`` None exports nothing, ``capture_content`` puts text into
+    spans.
 
     Attributes:
         environment: where this Weir runs, for example ``production``.
@@ -430,7 +459,8 @@ class FileValues:
 class Config(FileValues):
     """The effective whole; every policy has all its values.
 
-    ``auth.mode`` is ``auto`` only where the store decides: whether a running Weir is open, its key ring knows.
+    ``auth.mode`` is ``auto`` only where the store decides: whether a running Weir is open, its key
+    ring knows.
 
     Attributes:
         path: the file that was read, None without one.
@@ -450,7 +480,9 @@ class Config(FileValues):
         default_factory=dict, repr=False, compare=False, metadata={"exclude": True}
     )
     warnings: tuple[str, ...] = ()
-    places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False, compare=False, metadata={"exclude": True})
+    places: Mapping[KeyPath, str] = field(
+        default_factory=dict, repr=False, compare=False, metadata={"exclude": True}
+    )
 
     @property
     def admin_token(self) -> Secret | None:
@@ -462,7 +494,9 @@ class Config(FileValues):
         return None if self.public_url is None else origin_of(self.public_url)
 
     def policy(self, name: str | None = None) -> ContextSettings:
-        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put in; KeyError."""
+        """The policy of that name, else the default one, with ``--window`` and ``--summarizer`` put
+        in; KeyError.
+        """
         settings = self.policies[name if name is not None else self.default_policy]
         return dataclasses.replace(
             settings,
@@ -471,7 +505,9 @@ class Config(FileValues):
         )
 
     def soft_shares(self, policy: str) -> dict[str, float]:
-        """The shares of their caps at which a policy's buckets warn; none for a policy that is gone."""
+        """The shares of their caps at which a policy's buckets warn; none for a policy that is
+        gone.
+        """
         if policy not in self.policies:
             return {}
         return {name: rule.soft for name, rule in self.policy(policy).buckets.items()}
@@ -480,11 +516,15 @@ class Config(FileValues):
         """This config in front of one other upstream, which gets the client's own credential."""
         upstream = UpstreamSettings(name="default", base_url=base_url.rstrip("/"))
         rules = tuple(dataclasses.replace(rule, upstream=None) for rule in self.models)
-        return dataclasses.replace(self, upstreams={"default": upstream}, models=rules, simulate=False)
+        return dataclasses.replace(
+            self, upstreams={"default": upstream}, models=rules, simulate=False
+        )
 
 
 def origin_of(url: str) -> str:
-    """``scheme://host[:port]`` as browsers write it. Raises ValueError for an address that cannot be read."""
+    """``scheme://host[:port]`` as browsers write it. Raises ValueError for an address that cannot
+    be read.
+    """
     parts = urlsplit(url.lower())
     usual = {"http": 80, "https": 443}.get(parts.scheme)
     netloc = parts.netloc.rpartition("@")[2]
@@ -496,12 +536,15 @@ def public(value: Any, *, as_written: bool = False) -> dict[str, Any]:
     context = AS_WRITTEN if as_written else None
     kind: type = type(value)
     (plain,) = adapter(kind).dump_python((value,), mode="json", by_alias=True, context=context)
-    first = {"path": None, "simulate": None} if isinstance(value, Config) else {}  # where it comes from
+    # where it comes from
+    first = {"path": None, "simulate": None} if isinstance(value, Config) else {}
     return {**first, **plain}
 
 
 def secrets_of(value: object) -> Iterator[str]:
-    """Every secret in a value of the configuration, those inside addresses too, as texts that no log may show."""
+    """Every secret in a value of the configuration, those inside addresses too, as texts that no
+    log may show.
+    """
     if isinstance(value, SecretStr):
         text = value.get_secret_value()
         if text != PASS:

@@ -1,8 +1,10 @@
-"""The record of answers: what a provider that keeps them holds behind a request that has only its newest messages.
+"""The record of answers: what a provider that keeps them holds behind a request that has only its
+newest messages.
 
-Every answer that a later request may go on from is kept, in memory first and bounded there, and in the store where that
-may hold what is said. A history counts only if all of it is known, from its first request on; whose tenant it is not,
-for him there is nothing. Two requests may go on from the same answer: what follows is told apart by the answers' ids.
+Every answer that a later request may go on from is kept, in memory first and bounded there, and in
+the store where that may hold what is said. A history counts only if all of it is known, from its
+first request on; whose tenant it is not, for him there is nothing. Two requests may go on from the
+same answer: what follows is told apart by the answers' ids.
 """
 
 import logging
@@ -32,7 +34,9 @@ class AnswerBook:
         self._unwritten: set[Key] = set()
 
     async def keep(self, row: AnswerRow, *, lasting: bool) -> None:
-        """Know an answer; one that is not ``lasting`` is stored once a request goes on from it or names its items."""
+        """Know an answer; one that is not ``lasting`` is stored once a request goes on from it or
+        names its items.
+        """
         self._remember(row)
         self._unwritten.add((row.tenant, row.id))
         if lasting:
@@ -43,7 +47,8 @@ class AnswerBook:
         try:
             if rows is None:
                 rows = self._line(tenant, answer, await self._store.answers(tenant, answer))
-            elif self._store.shared and self._store.keeps_content:  # another process may have forgotten some
+            elif self._store.shared and self._store.keeps_content:
+                # another process may have forgotten some
                 ids = [row.id for row in rows if (tenant, row.id) not in self._unwritten]
                 rows = rows if await self._store.known_answers(tenant, ids) == len(ids) else None
         except StoreError as error:
@@ -52,7 +57,11 @@ class AnswerBook:
         return (rows or ())[::-1]
 
     async def elements(self, tenant: str, ids: Collection[str], codec: Codec) -> Mapping[str, Raw]:
-        rows = {each: row for each in ids if (row := self._rows.get((tenant, self._items.get((tenant, each), ""))))}
+        rows = {
+            each: row
+            for each in ids
+            if (row := self._rows.get((tenant, self._items.get((tenant, each), ""))))
+        }
         missing = [each for each in ids if each not in rows]
         try:
             for row in await self._store.answers_with(tenant, missing) if missing else ():
@@ -78,8 +87,11 @@ class AnswerBook:
         for key in [key for key, row in self._rows.items() if (row.tenant, row.conversation) == of]:
             self._drop(key)
 
-    def _line(self, tenant: str, answer: str, stored: Sequence[AnswerRow] = ()) -> list[AnswerRow] | None:
-        found, rows = {row.id: row for row in stored}, dict[str, AnswerRow]()
+    def _line(
+        self, tenant: str, answer: str, stored: Sequence[AnswerRow] = ()
+    ) -> list[AnswerRow] | None:
+        found = {row.id: row for row in stored}
+        rows = dict[str, AnswerRow]()
         name: str | None = answer
         while name is not None:
             row = self._rows.get((tenant, name)) or found.get(name)

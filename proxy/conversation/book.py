@@ -1,10 +1,11 @@
 """Which conversation is this: the longest stored prefix of the incoming chain.
 
-State is addressed by content. The canonical digests of the messages after the head are chained, seeded with whose
-history it is: the tenant's alone, that of a name which the client gives, or that of what it resumes. The longest prefix
-that an earlier request of the same owner ended at is the thread. So two chats with the same opening never mix, whether
-they have names or not, an edited history falls back to the last prefix that still holds, and a fork goes its own way
-with the shared past. A name is one row, which the first request that carries it makes.
+State is addressed by content. The canonical digests of the messages after the head are chained,
+seeded with whose history it is: the tenant's alone, that of a name which the client gives, or that
+of what it resumes. The longest prefix that an earlier request of the same owner ended at is the
+thread. So two chats with the same opening never mix, whether they have names or not, an edited
+history falls back to the last prefix that still holds, and a fork goes its own way with the shared
+past. A name is one row, which the first request that carries it makes.
 """
 
 import contextlib
@@ -52,10 +53,13 @@ log = logging.getLogger("weir.conversation")
 MAX_ENDS = 150_000
 MAX_BRANCHES = 20_000
 MAX_HELD = 48 << 20
-"""Bytes of what was decided on conversations; of others it is read from the store when they go on."""
+"""Bytes of what was decided on conversations; of others it is read from the store when they go on.
+"""
 MAX_REMOVED = 10_000
 MAX_VIEWS = 16
-"""Of a thread in memory: an upstream that names another limit in each of its refusals would make one for each."""
+"""Of a thread in memory: an upstream that names another limit in each of its refusals would make
+one for each.
+"""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -79,38 +83,59 @@ class Conversations:
     async def owner(self, tenant: str, name: str | None, resumes: str | None) -> Owner:
         """Whose history a request's is.
 
-        An id that Weir gave to a conversation without a name is no name: its history is what it was without.
+        An id that Weir gave to a conversation without a name is no name: its history is what it was
+        without.
         """
         unnamed = None if name is None else owner_by(name)
-        if name is not None and unnamed is not None and await self._conversation_named(tenant, name) == name:
+        if (
+            name is not None
+            and unnamed is not None
+            and await self._conversation_named(tenant, name) == name
+        ):
             return unnamed
         return owner_of(name, resumes)
 
     async def recognise(
-        self, tenant: str, transcript: Transcript, *, seed: bytes, name: str | None, resumes: str | None = None
+        self,
+        tenant: str,
+        transcript: Transcript,
+        *,
+        seed: bytes,
+        name: str | None,
+        resumes: str | None = None,
     ) -> Match:
-        """The thread that a request continues, or a new one, which goes on from the conversation that it ``resumes``.
+        """The thread that a request continues, or a new one, which goes on from the conversation
+        that it ``resumes``.
 
-        ``seed`` is that of the transcript's chain. Raises StoreError only if nothing was found in memory.
+        ``seed`` is that of the transcript's chain. Raises StoreError only if nothing was found in
+        memory.
         """
         found = await self.find(tenant, transcript, seed, name)
         if found is None:
             is_answered = _opening(transcript) < len(transcript.chain)
-            recognised = await self._begin(tenant, transcript, name, resumes, takes_state=not is_answered)
+            recognised = await self._begin(
+                tenant, transcript, name, resumes, takes_state=not is_answered
+            )
         else:
             recognised = await self._continue(found, name, resumes)
         self._remember(recognised.thread, recognised.transcript)
         return recognised
 
-    def begin(self, tenant: str, transcript: Transcript, *, name: str | None, resumes: str | None) -> Match:
-        thread = new_thread(tenant, self._names.get((tenant, name)) if name else None, name, resumes)
+    def begin(
+        self, tenant: str, transcript: Transcript, *, name: str | None, resumes: str | None
+    ) -> Match:
+        thread = new_thread(
+            tenant, self._names.get((tenant, name)) if name else None, name, resumes
+        )
         self._remember(thread, transcript)
         return Match(thread, transcript, 0)
 
     async def view(self, thread: Thread, window: int) -> View:
-        """What was decided on a thread for one window; a new one begins with what was for the next larger one.
+        """What was decided on a thread for one window; a new one begins with what was for the next
+        larger one.
 
-        Whoever comes while it is opened waits for that: nothing is decided on one that is not whole.
+        Whoever comes while it is opened waits for that: nothing is decided on one that is not
+        whole.
         """
         if window not in thread.views:
             async with thread.opening:
@@ -129,7 +154,11 @@ class Conversations:
             view.follow(thread.branch.trend)
         if not self._store.keeps_content:
             return view
-        larger = [each for each, other in thread.views.items() if each > window and other.ledger is view.ledger]
+        larger = [
+            each
+            for each, other in thread.views.items()
+            if each > window and other.ledger is view.ledger
+        ]
         stored = NOTHING
         try:
             if window in thread.dropped:
@@ -138,13 +167,19 @@ class Conversations:
             if stored.is_empty and larger and not view.ledger.is_empty:
                 stored = await self._store.open_view(thread.branch, window, min(larger))
         except StoreError as error:
-            log.warning("a view of a conversation could not be read or stored, it holds in memory: %s", error)
+            log.warning(
+                "a view of a conversation could not be read or stored, it holds in memory: %s",
+                error,
+            )
         if not stored.is_empty:
             view.ledger = stored
         return view
 
-    def arrival(self, thread: Thread, view: View, transcript: Transcript, *, request: str, model: str) -> Arrival:
-        branch, chain = thread.branch, transcript.chain
+    def arrival(
+        self, thread: Thread, view: View, transcript: Transcript, *, request: str, model: str
+    ) -> Arrival:
+        branch = thread.branch
+        chain = transcript.chain
         return Arrival(
             id=request,
             tenant=branch.tenant,
@@ -161,7 +196,8 @@ class Conversations:
         )
 
     async def announce(self, thread: Thread, arrival: Arrival) -> None:
-        branch, home = thread.branch, await self._store.arrive(arrival)
+        branch = thread.branch
+        home = await self._store.arrive(arrival)
         thread.stored = True
         if home != branch.conversation:
             thread.branch = msgspec.structs.replace(thread.branch, conversation=home)
@@ -174,7 +210,9 @@ class Conversations:
 
     async def restate(self, thread: Thread) -> None:
         if thread.branch.version > 0:
-            told = msgspec.structs.replace(thread.branch, known=thread.known, views=thread.ledgers())
+            told = msgspec.structs.replace(
+                thread.branch, known=thread.known, views=thread.ledgers()
+            )
             await self._store.restate(told, at=self._clock())
 
     async def want(self, conversation: ConversationRow, what: str | None) -> None:
@@ -199,7 +237,8 @@ class Conversations:
         *,
         observed: bool,
     ) -> tuple[Event, ...]:
-        """Take back what was decided on requests of more messages than are still there; what was before holds again.
+        """Take back what was decided on requests of more messages than are still there; what was
+        before holds again.
 
         ``lengths``: how many messages are known, and how many the last request had.
         """
@@ -207,7 +246,8 @@ class Conversations:
         newest = thread.known_at(view, length, observed=observed).newest
         if newest == last:  # this request may be known, and what the last one ended with gone
             length = min(length, newest - 1)
-        if not max(0, length) < newest <= length + REWRITTEN:  # who goes far back has what he had then anyway
+        # who goes far back has what he had then anyway
+        if not max(0, length) < newest <= length + REWRITTEN:
             return ()
         async with thread.lock:
             known = thread.known_at(view, length, observed=observed)
@@ -219,7 +259,9 @@ class Conversations:
                 branch = (
                     None
                     if observed
-                    else await self._store.take_back(thread.branch, length, self._clock(), window=view.window)
+                    else await self._store.take_back(
+                        thread.branch, length, self._clock(), window=view.window
+                    )
                 )
             except StoreError as error:  # it holds on
                 if isinstance(error, StaleVersion) and error.current > thread.branch.version:
@@ -239,7 +281,9 @@ class Conversations:
     async def pin(self, conversation: ConversationRow, ref: str) -> bool:
         store = self._store
         branch_id = await store.newest_branch(conversation)
-        if branch_id is None or all(row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)):
+        if branch_id is None or all(
+            row.ref != ref for row in await store.removed(conversation, limit=MAX_REMOVED)
+        ):
             return False
         thread = await self._loaded(conversation.tenant, branch_id)
         if thread is None:
@@ -247,12 +291,15 @@ class Conversations:
         edit = Edit(bytes.fromhex(ref), 0, EditKind.PIN, "", ref, 0)
         async with thread.lock:
             await self.reload(thread)
-            change = msgspec.structs.replace(thread.branch.change(self._clock()), edits=(edit,), window=EVERY_WINDOW)
+            change = msgspec.structs.replace(
+                thread.branch.change(self._clock()), edits=(edit,), window=EVERY_WINDOW
+            )
             thread.apply(change, await store.commit(change))
         return True
 
     async def close(self, conversation: ConversationRow) -> float:
-        store, at = self._store, self._clock()
+        store = self._store
+        at = self._clock()
         found = await store.latest_checkpoint(conversation.tenant, conversation.id)
         thread = None if found is None else await self._loaded(conversation.tenant, found[1].branch)
         if found is not None and thread is not None:
@@ -287,17 +334,22 @@ class Conversations:
 
     async def _loaded(self, tenant: str, branch_id: str) -> Thread | None:
         branch = await self._store.branch(tenant, branch_id)
-        return None if branch is None else self._threads.get(branch_id) or Thread(branch, stored=True)
+        return (
+            None if branch is None else self._threads.get(branch_id) or Thread(branch, stored=True)
+        )
 
     def _threads_of(self, conversation: ConversationRow) -> list[Thread]:
         of = (conversation.tenant, conversation.id)
         return [t for t in self._threads.values() if (t.branch.tenant, t.branch.conversation) == of]
 
     def _in_memory(self, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
-        """The thread of the longest prefix that a request ended at, or came near to before a user message that is
-        another one now: clients rewrite the newest user message from turn to turn. Or of the longest that one had,
-        where what comes next is what its client moves."""
-        chain, messages, head = transcript.chain, transcript.messages, transcript.head
+        """The thread of the longest prefix that a request ended at, or came near to before a user
+        message that is another one now: clients rewrite the newest user message from turn to turn.
+        Or of the longest that one had, where what comes next is what its client moves.
+        """
+        chain = transcript.chain
+        messages = transcript.messages
+        head = transcript.head
         is_first = True
         for length in range(len(chain), 0, -1):
             branch, is_end = self._ends.get(chain[length - 1], ("", False))
@@ -312,20 +364,28 @@ class Conversations:
             is_first = False
         return None
 
-    async def find(self, tenant: str, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
+    async def find(
+        self, tenant: str, transcript: Transcript, seed: bytes, name: str | None
+    ) -> Match | None:
         found = self._in_memory(transcript, seed, name)
-        strays = found is None or found.length < min(found.thread.longest, len(found.transcript.chain))
+        strays = found is None or found.length < min(
+            found.thread.longest, len(found.transcript.chain)
+        )
         is_answered = _opening(transcript) < len(transcript.chain)
         if not self.shared and not (strays and is_answered):
             return found
-        found = await self._in_store(tenant, transcript if found is None else found.transcript, found)
+        found = await self._in_store(
+            tenant, transcript if found is None else found.transcript, found
+        )
         fitted = found and self._fitted(found, seed, name)
         if found is not None and fitted is not None and fitted.transcript is not found.transcript:
             return await self._in_store(tenant, fitted.transcript, fitted)
         return fitted
 
     def _fitted(self, found: Match, seed: bytes, name: str | None) -> Match | None:
-        """The match once the messages are left out that the client moves; None where it is of another conversation."""
+        """The match once the messages are left out that the client moves; None where it is of
+        another conversation.
+        """
         thread = found.thread
         if name is not None and thread.branch.name != name:
             return None
@@ -334,12 +394,20 @@ class Conversations:
         transcript, length = thread.fitted(found.transcript, seed)
         if transcript is found.transcript:
             return found
-        ends = (n for n in range(len(transcript.chain), 0, -1) if self._ends.get(transcript.chain[n - 1]))
-        known = (n for n in ends if self._ends[transcript.chain[n - 1]] == (thread.branch.branch, True))
+        ends = (
+            n
+            for n in range(len(transcript.chain), 0, -1)
+            if self._ends.get(transcript.chain[n - 1])
+        )
+        known = (
+            n for n in ends if self._ends[transcript.chain[n - 1]] == (thread.branch.branch, True)
+        )
         same = _shared(found.transcript, transcript, found.length)
         return Match(thread, transcript, max(length, same, next(known, 0)))
 
-    async def _in_store(self, tenant: str, transcript: Transcript, found: Match | None) -> Match | None:
+    async def _in_store(
+        self, tenant: str, transcript: Transcript, found: Match | None
+    ) -> Match | None:
         try:
             branch = await self._store.find(tenant, transcript.chain)
             if self.shared and found is not None and await self._is_deleted(found.thread, branch):
@@ -367,10 +435,20 @@ class Conversations:
         return True
 
     async def _begin(
-        self, tenant: str, transcript: Transcript, name: str | None, resumes: str | None, *, takes_state: bool
+        self,
+        tenant: str,
+        transcript: Transcript,
+        name: str | None,
+        resumes: str | None,
+        *,
+        takes_state: bool,
     ) -> Match:
-        """A new thread, which begins with the state of what it ``resumes`` where that ``takes_state``."""
-        thread = new_thread(tenant, await self._conversation_named(tenant, name) if name else None, name, resumes)
+        """A new thread, which begins with the state of what it ``resumes`` where that
+        ``takes_state``.
+        """
+        thread = new_thread(
+            tenant, await self._conversation_named(tenant, name) if name else None, name, resumes
+        )
         if resumes is not None and takes_state:
             try:
                 found = await self._store.latest_checkpoint(tenant, resumes)
@@ -387,12 +465,16 @@ class Conversations:
         more = 0 if is_whole else thread.longest - length
         if length <= _opening(transcript) and more > 0:
             takes_state = thread.known.resumed is not None
-            return await self._begin(thread.branch.tenant, transcript, name, resumes, takes_state=takes_state)
+            return await self._begin(
+                thread.branch.tenant, transcript, name, resumes, takes_state=takes_state
+            )
         return await self._fork(found) if more > REWRITTEN_END else found
 
     async def _fork(self, found: Match) -> Match:
         thread, transcript, length = found
-        views = {window: inherited(ledger, transcript) for window, ledger in thread.ledgers().items()}
+        views = {
+            window: inherited(ledger, transcript) for window, ledger in thread.ledgers().items()
+        }
         branch = msgspec.structs.replace(
             thread.branch,
             branch=f"br-{secrets.token_hex(10)}",
@@ -447,7 +529,9 @@ class Conversations:
 
 
 class _Threads(OrderedDict[str, Thread]):
-    """Threads by their branch, least recently used first out: bounded by their number and by what they hold."""
+    """Threads by their branch, least recently used first out: bounded by their number and by what
+    they hold.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,16 +555,22 @@ class _Threads(OrderedDict[str, Thread]):
 
 def _opening(transcript: Transcript) -> int:
     """How many messages of the history stand before its first answer."""
-    messages, head = transcript.messages, transcript.head
+    messages = transcript.messages
+    head = transcript.head
     indices = (i for i in range(head, len(messages)) if i not in transcript.floating)
     answer = next((i for i in indices if messages[i].role == "assistant"), len(messages))
     return answer - head
 
 
 def _shared(before: Transcript, now: Transcript, length: int) -> int:
-    """How many messages are known of a history that ``length`` were known of before some were left out of it."""
+    """How many messages are known of a history that ``length`` were known of before some were left
+    out of it.
+    """
     end = before.chain[length - 1] if length else b""
-    return max((n for n, link in enumerate(now.chain, 1) if link == end), default=min(length, len(now.chain)))
+    return max(
+        (n for n, link in enumerate(now.chain, 1) if link == end),
+        default=min(length, len(now.chain)),
+    )
 
 
 def _bound(kept: OrderedDict[K, V], most: int) -> None:

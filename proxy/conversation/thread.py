@@ -1,8 +1,10 @@
-"""A conversation: what its client calls it, its threads while the process lives, and a request's place in one.
+"""A conversation: what its client calls it, its threads while the process lives, and a request's
+place in one.
 
-A conversation has a name that a client gave, or a generated id. A :class:`Thread` is one line of its history: a title
-request, the main loop and sub-agents under one name are several. A :class:`View` is what was decided on a thread for
-one believed window. Names are those of the conventions that are in use, in order.
+A conversation has a name that a client gave, or a generated id. A :class:`Thread` is one line of
+its history: a title request, the main loop and sub-agents under one name are several. A
+:class:`View` is what was decided on a thread for one believed window. Names are those of the
+conventions that are in use, in order.
 """
 
 import asyncio
@@ -24,7 +26,8 @@ from proxy.store.records import Branch, Change
 from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
-REWRITTEN_END = 4  # aider's two messages about files, its rules behind the newest message, and that message
+# aider's two messages about files, its rules behind the newest message, and that message
+REWRITTEN_END = 4
 TAIL = 24
 """Messages at the end of a request among which those are looked for that the client moves."""
 MAX_FLOATING = 16
@@ -58,7 +61,9 @@ _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
 Owner = tuple[str, ...]
-"""Whose history a request's is, beside its tenant: of nobody by name, of a name, or of what it resumes."""
+"""Whose history a request's is, beside its tenant: of nobody by name, of a name, or of what it
+resumes.
+"""
 
 
 def owner_of(name: str | None, resumes: str | None) -> Owner:
@@ -68,7 +73,9 @@ def owner_of(name: str | None, resumes: str | None) -> Owner:
 
 
 def owner_by(generated: str) -> Owner | None:
-    """Whose history it is, by the id that Weir gave to a conversation without a name; None where it is no such id."""
+    """Whose history it is, by the id that Weir gave to a conversation without a name; None where it
+    is no such id.
+    """
     digits = generated.removeprefix(GENERATED)
     if digits == generated or len(digits) not in (OWN_DIGITS, OWN_DIGITS + RESUMED_DIGITS):
         return None
@@ -84,10 +91,12 @@ class Prefix(NamedTuple):
     """What the last request that an upstream accepted began with.
 
     Attributes:
-        head: a hash of its system messages, ``tools`` of its tool definitions, both as the client sent them.
+        head: a hash of its system messages, ``tools`` of its tool definitions, both as the client
+        sent them.
         end: the chain's hash after its ``length`` messages behind the head.
         pruned: names of the tools whose definitions were left out.
-        hit_ratio: share of it that was read from the provider's cache, None where that was not reported.
+        hit_ratio: share of it that was read from the provider's cache, None where that was not
+        reported.
         is_stale: whether Weir has changed it since, for a request that was not accepted.
     """
 
@@ -102,10 +111,12 @@ class Prefix(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """What was decided on a thread for one believed ``window``, in tokens, and how its requests have grown.
+    """What was decided on a thread for one believed ``window``, in tokens, and how its requests
+    have grown.
 
-    ``shadow`` is the ledger of a conversation that is only observed: what would be decided if its plans were carried
-    out. ``prefix`` is what the provider's cache may hold, None where this process has sent nothing of it yet.
+    ``shadow`` is the ledger of a conversation that is only observed: what would be decided if its
+    plans were carried out. ``prefix`` is what the provider's cache may hold, None where this
+    process has sent nothing of it yet.
     """
 
     window: int
@@ -123,18 +134,20 @@ class View:
 
 @dataclass(slots=True)
 class Thread:
-    """One thread while the process lives: what is known, and the lock that lets one request at a time edit it.
+    """One thread while the process lives: what is known, and the lock that lets one request at a
+    time edit it.
 
-    ``known`` is what holds in every view. ``has_notes`` says that
-    the stored notes are among it, ``above`` that the last request's pressure was where states are saved,
-    ``read`` is how many of its messages were read for the batch to come, ``failed`` how many there were when
-    one was prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is being prepared,
-    None while none is, and ``health`` is what the store has of the conversation's health and nobody has taken over yet,
-    as JSON. ``stored`` says that the store has had it, ``inspected``
-    how many messages of its requests were given to who keeps them to be looked at, ``still`` what was read of
-    the first of its requests that seem to be cut in silence, and what was sent. ``tail`` are the digests of the newest
-    messages of the last request, as one text, and ``before`` the hash of the history in front of them.
-    ``opening`` lets one request at a time open a view, ``dropped`` are the windows of those that the store alone has.
+    ``known`` is what holds in every view. ``has_notes`` says that the stored notes are among it,
+    ``above`` that the last request's pressure was where states are saved, ``read`` is how many of
+    its messages were read for the batch to come, ``failed`` how many there were when one was
+    prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is
+    being prepared, None while none is, and ``health`` is what the store has of the conversation's
+    health and nobody has taken over yet, as JSON. ``stored`` says that the store has had it,
+    ``inspected`` how many messages of its requests were given to who keeps them to be looked at,
+    ``still`` what was read of the first of its requests that seem to be cut in silence, and what
+    was sent. ``tail`` are the digests of the newest messages of the last request, as one text, and
+    ``before`` the hash of the history in front of them. ``opening`` lets one request at a time open
+    a view, ``dropped`` are the windows of those that the store alone has.
     """
 
     branch: Branch
@@ -166,19 +179,26 @@ class Thread:
         self.longest = branch.longest
         self.health = branch.health
         self.floating = branch.floating
-        self.views = {window: View(window, ledger) for window, ledger in branch.views.items() if window}
+        self.views = {
+            window: View(window, ledger) for window, ledger in branch.views.items() if window
+        }
         self._follow(branch.trend)
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes; worked out anew once something was decided, saved or noted."""
-        known, ledgers = self.known, [view.ledger for view in self.views.values()]
+        """About how many bytes it takes; worked out anew once something was decided, saved or
+        noted.
+        """
+        known = self.known
+        ledgers = [view.ledger for view in self.views.values()]
         now = (known, *map(id, ledgers))
         if self._sized != now:
             texts = [cut.text for ledger in ledgers for cut in ledger.cuts]
             texts += [edit.text for ledger in ledgers for edit in ledger.edits.values()]
             texts += [known.checkpoint or "", known.resumed or ""]
-            self._size = OWN_SIZE + sum(BESIDE_TEXT + BYTES_OF_A_CHARACTER * len(text) for text in texts)
+            self._size = OWN_SIZE + sum(
+                BESIDE_TEXT + BYTES_OF_A_CHARACTER * len(text) for text in texts
+            )
             self._sized = now
         return self._size
 
@@ -186,35 +206,62 @@ class Thread:
         return transcript.chain[-1:]
 
     def tips(self, transcript: Transcript) -> tuple[tuple[bytes, int], ...]:
-        """The same with their lengths, and those before its newest user messages, which some clients rewrite later."""
-        chain, messages = transcript.chain, transcript.messages
-        head, whole = len(messages) - len(chain), len(chain)
-        before = (n for n in range(max(1, whole - REWRITTEN_END), whole) if messages[head + n].role == "user")
+        """The same with their lengths, and those before its newest user messages, which some
+        clients rewrite later.
+        """
+        chain = transcript.chain
+        messages = transcript.messages
+        head = len(messages) - len(chain)
+        whole = len(chain)
+        before = (
+            n
+            for n in range(max(1, whole - REWRITTEN_END), whole)
+            if messages[head + n].role == "user"
+        )
         return tuple((chain[length - 1], length) for length in (*before, whole) if length > 0)
 
     def ledgers(self) -> dict[int, Ledger]:
-        pinned = {EVERY_WINDOW: self.branch.views[EVERY_WINDOW]} if EVERY_WINDOW in self.branch.views else {}
+        pinned = (
+            {EVERY_WINDOW: self.branch.views[EVERY_WINDOW]}
+            if EVERY_WINDOW in self.branch.views
+            else {}
+        )
         return pinned | {window: view.ledger for window, view in self.views.items()}
 
     def known_at(self, view: View, length: int, *, observed: bool = False) -> ConversationState:
-        """What to replay on a request of which ``length`` messages were sent; for an observed one what would be."""
+        """What to replay on a request of which ``length`` messages were sent; for an observed one
+        what would be.
+        """
         decided = view.decided(observed=observed)
-        return replace(self.known, edits=decided.edits, cuts=decided.cuts, length=length, version=self.branch.version)
+        return replace(
+            self.known,
+            edits=decided.edits,
+            cuts=decided.cuts,
+            length=length,
+            version=self.branch.version,
+        )
 
     def apply(self, change: Change, version: int) -> None:
         """Remember a change that is now ``version``; what was only observed starts anew from it.
 
-        After a cut the prepared summary that its plan knew of waits no longer; one that came meanwhile is for the next.
+        After a cut the prepared summary that its plan knew of waits no longer; one that came
+        meanwhile is for the next.
         """
         for view in self.views.values():
-            if change.window in (view.window, EVERY_WINDOW) and (change.edits or change.cut is not None):
+            if change.window in (view.window, EVERY_WINDOW) and (
+                change.edits or change.cut is not None
+            ):
                 view.ledger = view.ledger.with_batch(change.edits, change.cut)
                 view.shadow = None
         if change.window == EVERY_WINDOW:
             pinned = self.branch.views.get(EVERY_WINDOW, NOTHING).with_batch(change.edits, None)
-            self.branch = msgspec.structs.replace(self.branch, views={**self.branch.views, EVERY_WINDOW: pinned})
+            self.branch = msgspec.structs.replace(
+                self.branch, views={**self.branch.views, EVERY_WINDOW: pinned}
+            )
         waits = change.cut is None or self.known.prepared != change.prepared
-        self.known = replace(self.known, wanted=None, prepared=self.known.prepared if waits else None)
+        self.known = replace(
+            self.known, wanted=None, prepared=self.known.prepared if waits else None
+        )
         self.save(change.checkpoint, version, length=change.length)
 
     def save(self, checkpoint: str | None, version: int, *, length: int) -> None:
@@ -223,18 +270,24 @@ class Thread:
             self.known = replace(self.known, checkpoint=checkpoint, checkpoint_length=length)
 
     def refresh(self, branch: Branch) -> None:
-        self.branch, self.known = branch, replace(branch.known, notes=self.known.notes)
+        self.branch = branch
+        self.known = replace(branch.known, notes=self.known.notes)
         self.health = branch.health
         for window in {*self.views, *branch.views} - {EVERY_WINDOW}:
             view = self.views.setdefault(window, View(window))
-            view.ledger = branch.views[window] if window in branch.views else begun(branch.views, window)
+            view.ledger = (
+                branch.views[window] if window in branch.views else begun(branch.views, window)
+            )
             view.shadow = None
         self._follow(branch.trend)
 
     def catch_up(self, branch: Branch) -> None:
         if self.branch.version < branch.version:
             self.refresh(branch)
-        elif branch.known.prepared not in (None, self.known.prepared) or branch.known.wanted != self.known.wanted:
+        elif (
+            branch.known.prepared not in (None, self.known.prepared)
+            or branch.known.wanted != self.known.wanted
+        ):
             prepared = branch.known.prepared or self.known.prepared
             self.known = replace(self.known, prepared=prepared, wanted=branch.known.wanted)
         self.longest = branch.longest
@@ -244,15 +297,21 @@ class Thread:
         self.has_notes = False
 
     def _follow(self, trend: Trend | None) -> None:
-        """Take over how the requests of one window have grown, as far as others have seen more of them."""
+        """Take over how the requests of one window have grown, as far as others have seen more of
+        them.
+        """
         if trend is None:
             return
         for view in self.views.values():
-            if trend.window in (view.window, EVERY_WINDOW) and (trend.at or 0.0) > (view.trend.at or 0.0):
+            if trend.window in (view.window, EVERY_WINDOW) and (trend.at or 0.0) > (
+                view.trend.at or 0.0
+            ):
                 view.follow(trend)
 
     def remember(self, transcript: Transcript) -> None:
-        """Remember what a request ended with, to know what its client moves from one to the next."""
+        """Remember what a request ended with, to know what its client moves from one to the
+        next.
+        """
         lasting = transcript.lasting[-TAIL:]
         self.longest = len(transcript.chain)
         self.tail = b"".join([transcript.messages[index].digest for index in lasting])
@@ -260,7 +319,8 @@ class Thread:
         self.before = transcript.chain[first - 1] if first > 0 else b""
 
     def fitted(self, transcript: Transcript, seed: bytes) -> tuple[Transcript, int]:
-        """The request without what its client moves, and how many of its messages are known by what was moved now.
+        """The request without what its client moves, and how many of its messages are known by what
+        was moved now.
 
         ``seed`` is that of the transcript's chain.
         """
@@ -268,13 +328,17 @@ class Thread:
         found = _without(transcript, known, seed) if known else transcript
         moved, length = _moved(found, self.tail, self.before) if self.tail else ((), 0)
         if moved:
-            self.floating = (*self.floating, *(each for each in moved if each not in known))[-MAX_FLOATING:]
+            self.floating = (*self.floating, *(each for each in moved if each not in known))[
+                -MAX_FLOATING:
+            ]
             found = _without(transcript, known.union(moved), seed)
         return found, length
 
 
 class Match(NamedTuple):
-    """The thread that a request belongs to, its transcript, and how many of its messages an earlier one has sent."""
+    """The thread that a request belongs to, its transcript, and how many of its messages an earlier
+    one has sent.
+    """
 
     thread: Thread
     transcript: Transcript
@@ -285,19 +349,28 @@ class Match(NamedTuple):
         return replace(transcript, chain=self.transcript.chain, floating=self.transcript.floating)
 
 
-def new_thread(tenant: str, conversation: str | None, name: str | None, resumes: str | None) -> Thread:
+def new_thread(
+    tenant: str, conversation: str | None, name: str | None, resumes: str | None
+) -> Thread:
     unique = secrets.token_hex(OWN_DIGITS // 2)
     resumed = _digits_of(resumes) if name is None and resumes is not None else ""
     conversation = conversation or f"{GENERATED}{unique}{resumed}"
     branch = Branch(
-        tenant=tenant, conversation=conversation, name=name or conversation, branch=f"br-{unique}", version=0
+        tenant=tenant,
+        conversation=conversation,
+        name=name or conversation,
+        branch=f"br-{unique}",
+        version=0,
     )
     return Thread(branch)
 
 
 def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -> Transcript:
-    """The transcript whose history is without the messages of these digests; ``seed`` is that of its hashes."""
-    messages, head = transcript.messages, transcript.head
+    """The transcript whose history is without the messages of these digests; ``seed`` is that of
+    its hashes.
+    """
+    messages = transcript.messages
+    head = transcript.head
     floating = frozenset(i for i in range(head, len(messages)) if messages[i].digest in digests)
     if floating == transcript.floating or len(floating) == len(messages) - head:
         return transcript
@@ -311,8 +384,9 @@ def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -
 
 
 def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[bytes, ...], int]:
-    """The digests of what its client has moved, inserted or replaced since the last request, of which ``tail`` are the
-    newest digests and ``before`` the hash in front of them, and how many messages are as they were beside those.
+    """The digests of what its client has moved, inserted or replaced since the last request, of
+    which ``tail`` are the newest digests and ``before`` the hash in front of them, and how many
+    messages are as they were beside those.
 
     Nothing where the rest of the history does not stand as it was: then the client has edited it.
     """
@@ -320,7 +394,9 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
     places = transcript.lasting
     start = 0
     if before:
-        links = {transcript.chain[index - transcript.head]: place for place, index in enumerate(places)}
+        links = {
+            transcript.chain[index - transcript.head]: place for place, index in enumerate(places)
+        }
         if before not in links:
             return (), 0
         start = links[before] + 1
@@ -328,7 +404,8 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
     found = dict[bytes, None]()
     was = is_ = 0
     while was < len(said) and is_ < len(now):
-        old, new = said[was], now[is_]
+        old = said[was]
+        new = now[is_]
         after_old = said[was + 1] if was + 1 < len(said) else b""
         after_new = now[is_ + 1].digest if is_ + 1 < len(now) else b""
         distance = len(said) - was
@@ -362,7 +439,8 @@ def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[by
 
 
 def _has_moved(there: Message, distance: int, *, instead: Message) -> bool:
-    """Whether the message at its old distance from the end is the one of the last request, with another ``instead``.
+    """Whether the message at its old distance from the end is the one of the last request, with
+    another ``instead``.
 
     A user who says something else first, and then the same word again, has not moved it.
     """
@@ -370,7 +448,9 @@ def _has_moved(there: Message, distance: int, *, instead: Message) -> bool:
 
 
 def _is_in_its_place(there: Message, said: Sequence[bytes]) -> bool:
-    """Whether a message may be another text for what stood at the same distance from the end, and is gone."""
+    """Whether a message may be another text for what stood at the same distance from the end, and
+    is gone.
+    """
     return there.is_head or (there.role == "user" and _may_move(there) and there.digest not in said)
 
 
@@ -380,7 +460,9 @@ def _may_move(message: Message) -> bool:
 
 def inherited(ledger: Ledger, transcript: Transcript) -> Ledger:
     """What a fork takes over: every edit, and the cuts whose prefix it shares."""
-    return Ledger(ledger.edits, tuple(c for c in ledger.cuts if transcript.begins_with(c.covers, c.prefix)))
+    return Ledger(
+        ledger.edits, tuple(c for c in ledger.cuts if transcript.begins_with(c.covers, c.prefix))
+    )
 
 
 def state_of_fork(known: ConversationState, length: int) -> ConversationState:
@@ -398,13 +480,19 @@ def state_of_fork(known: ConversationState, length: int) -> ConversationState:
 def name_from(
     headers: Sequence[tuple[bytes, bytes]], fields: Mapping[str, Raw], *, baggage: bool = False
 ) -> str | None:
-    """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may hold one."""
+    """The client's name for the conversation, None if it sends none that is valid; ``baggage`` may
+    hold one.
+    """
     sent = dict(headers)
     for name in _NAMING:
         if name in sent and (found := _valid(sent[name])):
             return found
     for name, value in headers if b"-session-id" in b" ".join(sent) else ():
-        if _SESSION_HEADER.fullmatch(name) and name not in _NOT_A_SESSION and (found := _valid(value)):
+        if (
+            _SESSION_HEADER.fullmatch(name)
+            and name not in _NOT_A_SESSION
+            and (found := _valid(value))
+        ):
             return found
     found = _from_body(fields) or _from_codex(sent)
     return found or (_from_baggage(sent.get(b"baggage", b"")) if baggage else None)

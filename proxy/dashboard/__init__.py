@@ -26,4 +26,6 @@ class Dashboard:
             module = await asyncio.to_thread(importlib.import_module, "proxy.dashboard.site")
             site: App = module.site(self._runtime)
             self._site = site
-        await self._site({**scope, "path": scope["path"].rstrip("/"), "root_path": ""}, receive, send)
+        await self._site(
+            {**scope, "path": scope["path"].rstrip("/"), "root_path": ""}, receive, send
+        )

@@ -1,4 +1,6 @@
-"""What the dashboard's pictures are drawn of: scales, places and paths; ``charts.html`` draws them as inline SVG."""
+"""What the dashboard's pictures are drawn of: scales, places and paths; ``charts.html`` draws them
+as inline SVG.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ NARROW = 420
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where values are drawn: ``count`` requests from left to right, 0 to ``top`` upwards, pixels of the view box."""
+    """Where values are drawn: ``count`` requests from left to right, 0 to ``top`` upwards, pixels
+    of the view box.
+    """
 
     LEFT: ClassVar = 64
     RIGHT: ClassVar = 14
@@ -47,12 +51,22 @@ class Frame:
         return self.height - self.BOTTOM - self.depth * share
 
     def line(self, values: Sequence[float]) -> str:
-        return "M" + " L".join(f"{self.x(i + 0.5):.1f},{self.y(value):.1f}" for i, value in enumerate(values))
+        return "M" + " L".join(
+            f"{self.x(i + 0.5):.1f},{self.y(value):.1f}" for i, value in enumerate(values)
+        )
 
     def area(self, above: Sequence[float], below: Sequence[float] | None = None) -> str:
         base = below or [0.0] * len(above)
-        there = [f"{self.x(i + side):.1f},{self.y(value):.1f}" for i, value in enumerate(above) for side in (0, 1)]
-        back = [f"{self.x(i + side):.1f},{self.y(base[i]):.1f}" for i in reversed(range(len(base))) for side in (1, 0)]
+        there = [
+            f"{self.x(i + side):.1f},{self.y(value):.1f}"
+            for i, value in enumerate(above)
+            for side in (0, 1)
+        ]
+        back = [
+            f"{self.x(i + side):.1f},{self.y(base[i]):.1f}"
+            for i in reversed(range(len(base)))
+            for side in (1, 0)
+        ]
         return f"M{' L'.join((*there, *back))} Z" if there else "M0,0"
 
 
@@ -71,7 +85,9 @@ def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
     return tuple(ticks)
 
 
-def stacked(frame: Frame, names: Iterable[str], buckets: Sequence[Mapping[str, int]]) -> Iterator[tuple[str, str]]:
+def stacked(
+    frame: Frame, names: Iterable[str], buckets: Sequence[Mapping[str, int]]
+) -> Iterator[tuple[str, str]]:
     """The buckets of each request, one upon the other: their names and areas."""
     below = [0.0] * len(buckets)
     for name in names:
@@ -86,4 +102,8 @@ def spark_of(values: Sequence[float]) -> dict[str, Any]:
     low = min([0.0, *values])
     heights = [value - low for value in values]
     ticks = scale(max(heights, default=0.0), most=2)
-    return {"heights": heights, "ticks": ticks, "frame": Frame(len(values), ticks[-1], SMALL, NARROW)}
+    return {
+        "heights": heights,
+        "ticks": ticks,
+        "frame": Frame(len(values), ticks[-1], SMALL, NARROW),
+    }

@@ -1,4 +1,6 @@
-"""What is going on: the overview, the conversations, and one of them with its requests and all that was removed."""
+"""What is going on: the overview, the conversations, and one of them with its requests and all that
+was removed.
+"""
 
 import difflib
 import json
@@ -21,7 +23,11 @@ from proxy.http.conversations import tokens_by_bucket
 from proxy.http.request import JSON, ZONES, Json, as_json
 from proxy.store.usage import Beside, Figures
 
-PERIODS: Mapping[str, tuple[float, int]] = {"1h": (3_600.0, 60), "24h": (86_400.0, 900), "7d": (604_800.0, 3_600)}
+PERIODS: Mapping[str, tuple[float, int]] = {
+    "1h": (3_600.0, 60),
+    "24h": (86_400.0, 900),
+    "7d": (604_800.0, 3_600),
+}
 MOST = 5
 NEWEST = 12
 SHOWN = 200
@@ -60,7 +66,9 @@ async def guest(visit: PageVisit) -> Redirect:
 async def overview(visit: PageVisit) -> View:
     period = visit.query.get("period", "24h")
     length, step = PERIODS.get(period, PERIODS["24h"])
-    since, tenant, store = visit.now - length, visit.session.reads_as, visit.runtime.store
+    since = visit.now - length
+    tenant = visit.session.reads_as
+    store = visit.runtime.store
     rows = await store.figures(tenant, since=since, step=float(step))
     waited = await store.overheads(tenant, since=since)
     full = await store.fullest(tenant, since=since, limit=MOST)
@@ -72,7 +80,9 @@ async def overview(visit: PageVisit) -> View:
         "periods": list(PERIODS),
         "step": step,
         "sum": total,
-        "beside": reports.beside_cost(unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0),
+        "beside": reports.beside_cost(
+            unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0
+        ),
         "p50": _at(waited, 0.5),
         "p95": _at(waited, 0.95),
         "fullest": full,
@@ -86,10 +96,22 @@ async def overview(visit: PageVisit) -> View:
 
 
 def summed(rows: Sequence[Figures]) -> dict[str, float | None]:
-    names = ("requests", "failed", "refused", "healed", "degraded", "tokens_before", "tokens_after", "estimated")
-    found: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
+    names = (
+        "requests",
+        "failed",
+        "refused",
+        "healed",
+        "degraded",
+        "tokens_before",
+        "tokens_after",
+        "estimated",
+    )
+    found: dict[str, float | None] = {
+        name: sum(getattr(row, name) for row in rows) for name in names
+    }
     is_priced = any(row.priced for row in rows)
-    cost, saved = sum(row.cost for row in rows), sum(row.cost_saved for row in rows)
+    cost = sum(row.cost for row in rows)
+    saved = sum(row.cost_saved for row in rows)
     prompt = sum(row.prompt for row in rows)
     found["unpriced"] = sum(max(0, row.requests - row.failed - row.priced) for row in rows)
     found["saved"] = sum(row.tokens_before - row.tokens_after for row in rows)
@@ -102,9 +124,14 @@ def _at(ascending: Sequence[float], share: float) -> float | None:
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
 
 
-def _fallbacks(rows: Sequence[Figures], *, since: float, until: float, step: int) -> list[tuple[str, str, list[float]]]:
+def _fallbacks(
+    rows: Sequence[Figures], *, since: float, until: float, step: int
+) -> list[tuple[str, str, list[float]]]:
     found = []
-    drawn = (("Tokens forwarded", "tokens", "tokens_after"), ("Managed requests", "requests", "requests"))
+    drawn = (
+        ("Tokens forwarded", "tokens", "tokens_after"),
+        ("Managed requests", "requests", "requests"),
+    )
     for title, name, metric in drawn:
         _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
         found.append((title, name, [point["value"] or 0.0 for point in points]))
@@ -120,7 +147,10 @@ async def series(visit: PageVisit) -> Response:
     lines = drawn.get(visit.query.get("of", ""), drawn["tokens"])
     since = visit.now - length
     rows = await visit.runtime.store.figures(visit.session.reads_as, since=since, step=float(step))
-    told = [reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines]
+    told = [
+        reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1]
+        for metric, _ in lines
+    ]
     body = {
         "at": [point["at"] for point in told[0]],
         "lines": [
@@ -141,7 +171,9 @@ async def conversations(visit: PageVisit) -> View:
     beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
     values: dict[str, Any] = {
-        "rows": [(row, beside.get(key, Beside())) for row, key in zip(found["data"], keys, strict=True)],
+        "rows": [
+            (row, beside.get(key, Beside())) for row, key in zip(found["data"], keys, strict=True)
+        ],
         "next": visit.following(found["next"]),
         "first": visit.link(cursor=None) if "cursor" in visit.query else None,
         "names": names,
@@ -155,10 +187,18 @@ async def conversations(visit: PageVisit) -> View:
 
 async def search(visit: PageVisit) -> View:
     query = visit.given("q", "conversation", "cursor")
-    found = await archive.search(visit.asked({}, query, rows=20)) if query.get("q", "").strip() else None
+    found = (
+        await archive.search(visit.asked({}, query, rows=20))
+        if query.get("q", "").strip()
+        else None
+    )
     return View(
         "search.html",
-        {"found": found, "q": query.get("q", ""), "next": visit.following(found["next"] if found else None)},
+        {
+            "found": found,
+            "q": query.get("q", ""),
+            "next": visit.following(found["next"] if found else None),
+        },
     )
 
 
@@ -210,7 +250,9 @@ async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
     return {"next": None}
 
 
-def _picture(visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bool) -> dict[str, Any] | None:
+def _picture(
+    visit: PageVisit, one: Json, rows: Sequence[Json], *, is_newest: bool
+) -> dict[str, Any] | None:
     if not rows:
         return None
     first = max(1, one["requests"] - len(rows) + 1) if is_newest else 1
@@ -246,7 +288,9 @@ async def close(visit: PageVisit) -> Redirect:
 
 
 async def note(visit: PageVisit) -> Redirect:
-    fields = {name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)}
+    fields = {
+        name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)
+    }
     await talks.add_note(visit.asked(body=fields))
     return _back(visit, "notes", "note")
 
@@ -262,33 +306,55 @@ async def checkpoint(visit: PageVisit) -> View | Response:
     if visit.query.get("as") == "md":
         return attachment(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
     if visit.query.get("as") == "json":
-        return attachment(json.dumps(saved, ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON)
-    versions = [each["version"] for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]]
-    against = visit.query.get("against") or str(max((v for v in versions if v < saved["version"]), default=""))
+        return attachment(
+            json.dumps(saved, ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON
+        )
+    versions = [
+        each["version"]
+        for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]
+    ]
+    against = visit.query.get("against") or str(
+        max((v for v in versions if v < saved["version"]), default="")
+    )
     lines: list[tuple[str, str]] = []
     if against.isdigit() and int(against) in versions:
         other = await archive.checkpoint_version(visit.asked({**visit.path, "version": against}))
         before = Checkpoint.from_json(json.dumps(other["state"])).to_markdown()
         lines = list(difference(before, text))
-    values = {"saved": saved, "text": text, "versions": versions, "against": against, "lines": lines}
+    values = {
+        "saved": saved,
+        "text": text,
+        "versions": versions,
+        "against": against,
+        "lines": lines,
+    }
     return View("checkpoint.html", values)
 
 
 def difference(before: str, after: str) -> Sequence[tuple[str, str]]:
-    """The lines of two texts, each with ``+``, ``-`` or a space before it; far from a change they are left out."""
+    """The lines of two texts, each with ``+``, ``-`` or a space before it; far from a change they
+    are left out.
+    """
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
     shown = (line for line in lines if not line.startswith(("---", "+++")))
     return [(line[:1], line[1:] if line[:1] in "+- " else line) for line in shown]
 
 
 def attachment(body: bytes, name: str, kind: str) -> Response:
-    return Response(body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'})
+    return Response(
+        body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'}
+    )
 
 
 async def request(visit: PageVisit) -> View:
     one = await talks.one(visit.asked())
     both = await archive.both_sides(visit.asked())
-    values = {"one": one, "both": both, "layers": both["exchange"]["layers"], "runs": archive.runs(both)}
+    values = {
+        "one": one,
+        "both": both,
+        "layers": both["exchange"]["layers"],
+        "runs": archive.runs(both),
+    }
     return View("request.html", values)
 
 
@@ -311,17 +377,24 @@ def marked(pair: archive.Pair, side: str) -> Markup:
     parts = (WORDS.findall(text[:MAX_OTHER]) for text in (own, other))
     pieces = list[Markup]()
     mine, theirs = parts
-    for what, start, stop, _, _ in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+    for what, start, stop, _, _ in difflib.SequenceMatcher(
+        None, mine, theirs, autojunk=False
+    ).get_opcodes():
         text = escape("".join(mine[start:stop]))
         pieces.append(text if what == "equal" or not text else frame.format(text))
-    more = Markup(' <span class="soft">and {} more characters</span>').format(f"{len(own) - MAX_OTHER:,}")
+    more = Markup(' <span class="soft">and {} more characters</span>').format(
+        f"{len(own) - MAX_OTHER:,}"
+    )
     pieces += [more] if len(own) > MAX_OTHER else []
     return Markup('<pre class="text" dir="auto">{}</pre>').format(Markup("").join(pieces))
 
 
 async def original(visit: PageVisit) -> View:
-    ref, cursor = visit.path["ref"], visit.query.get("cursor", "0")
-    answer = await archive.blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
+    ref = visit.path["ref"]
+    cursor = visit.query.get("cursor", "0")
+    answer = await archive.blob(
+        visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor})
+    )
     told = answer.headers
     values = {
         "ref": ref,
@@ -336,17 +409,27 @@ async def original(visit: PageVisit) -> View:
 HEIGHT = 280
 
 
-def timeline_of(rows: Sequence[Json], *, first: int, window: int, trigger: int | None) -> dict[str, Any]:
-    """Buckets of every forwarded request against the window, the client's own size above them, marks where Weir acted.
+def timeline_of(
+    rows: Sequence[Json], *, first: int, window: int, trigger: int | None
+) -> dict[str, Any]:
+    """Buckets of every forwarded request against the window, the client's own size above them,
+    marks where Weir acted.
 
     ``first`` is the number of its oldest request that is shown.
     """
     buckets = [tokens_by_bucket(row["detail"].get("buckets")) for row in rows]
-    totals = [max(row["tokens_after"], sum(each.values())) for row, each in zip(rows, buckets, strict=True)]
+    totals = [
+        max(row["tokens_after"], sum(each.values()))
+        for row, each in zip(rows, buckets, strict=True)
+    ]
     sent = [row["tokens_before"] for row in rows]
     ticks = scale(max([window, *totals, *sent]) * 1.02)
     frame = Frame(len(rows), ticks[-1], HEIGHT)
-    starts = [0, *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a["zone"] != b["zone"]), len(rows)]
+    starts = [
+        0,
+        *(n + 1 for n, (a, b) in enumerate(pairwise(rows)) if a["zone"] != b["zone"]),
+        len(rows),
+    ]
     return {
         "frame": frame,
         "ticks": ticks,

@@ -40,7 +40,9 @@ async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
     by_policy: dict[str, list[str]] = {}
     for row in (await levers.keys(visit.asked(rows=MAX_ROWS)))["data"] if visit.is_operator else ():
         if row["revoked"] is None:
-            by_policy.setdefault(row["policy"] or visit.runtime.config.default_policy, []).append(row["name"])
+            by_policy.setdefault(row["policy"] or visit.runtime.config.default_policy, []).append(
+                row["name"]
+            )
     return by_policy
 
 
@@ -68,7 +70,9 @@ def _edited(
     places = _places(name, text) if problems else {}
     for problem in problems:
         where, _, said = problem.partition(": ")
-        beside.setdefault(_line_of(where.removeprefix(f"policies.{name}."), places), []).append(said or problem)
+        beside.setdefault(_line_of(where.removeprefix(f"policies.{name}."), places), []).append(
+            said or problem
+        )
     rows = [] if one is None else list(_differences(one["policy"], _values(visit, DEFAULT_PRESET)))
     values: dict[str, Any] = {
         "name": name,
@@ -92,7 +96,9 @@ def _places(name: str, text: str) -> dict[str, int]:
 
 
 def _line_of(where: str, places: Mapping[str, int]) -> int:
-    """The line that a problem is about: of its path or of what holds it, or that it names itself; 0 for none."""
+    """The line that a problem is about: of its path or of what holds it, or that it names itself; 0
+    for none.
+    """
     number = where.rpartition(":")[2]
     if number.isdigit():
         return int(number)
@@ -106,9 +112,12 @@ def _values(visit: PageVisit, name: str) -> Mapping[str, object]:
 
 
 def _own_text(visit: PageVisit, name: str) -> str:
-    own, usual = _values(visit, name), _values(visit, DEFAULT_PRESET)
+    own = _values(visit, name)
+    usual = _values(visit, DEFAULT_PRESET)
     said = {key: value for key, value in own.items() if key != "name" and value != usual.get(key)}
-    return str(yaml.safe_dump({"preset": DEFAULT_PRESET, **said}, sort_keys=False, allow_unicode=True))
+    return str(
+        yaml.safe_dump({"preset": DEFAULT_PRESET, **said}, sort_keys=False, allow_unicode=True)
+    )
 
 
 def _flat(value: object, at: str = "") -> Iterator[tuple[str, object]]:
@@ -119,11 +128,19 @@ def _flat(value: object, at: str = "") -> Iterator[tuple[str, object]]:
         yield at, value
 
 
-def _differences(own: Mapping[str, object], usual: Mapping[str, object]) -> Iterator[tuple[str, str, str, bool]]:
-    theirs, ours = dict(_flat(usual)), dict(_flat(own))
+def _differences(
+    own: Mapping[str, object], usual: Mapping[str, object]
+) -> Iterator[tuple[str, str, str, bool]]:
+    theirs = dict(_flat(usual))
+    ours = dict(_flat(own))
     for key in dict.fromkeys((*ours, *theirs)):
         if key != "name":
-            yield key, _shown(ours.get(key)), _shown(theirs.get(key)), ours.get(key) != theirs.get(key)
+            yield (
+                key,
+                _shown(ours.get(key)),
+                _shown(theirs.get(key)),
+                ours.get(key) != theirs.get(key),
+            )
 
 
 def _shown(value: object) -> str:
@@ -158,7 +175,11 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     found = await levers.keys(visit.asked(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
         "rows": sorted(
-            found["data"], key=lambda row: (row["revoked"] is not None, -(row["last_used"] or row["created"] or 0.0))
+            found["data"],
+            key=lambda row: (
+                row["revoked"] is not None,
+                -(row["last_used"] or row["created"] or 0.0),
+            ),
         ),
         "policies": list(visit.runtime.config.policies),
         "permissions": levers.PERMISSIONS,
@@ -172,7 +193,10 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
 
 async def create_key(visit: PageVisit) -> View:
     visit.only_operator()
-    body: dict[str, object] = {"name": visit.field("name"), "allow": list(visit.form.get("allow", ()))}
+    body: dict[str, object] = {
+        "name": visit.field("name"),
+        "allow": list(visit.form.get("allow", ())),
+    }
     body["models"] = visit.field("models").replace(",", " ").split()
     body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
@@ -192,7 +216,9 @@ async def rotate_key(visit: PageVisit) -> View:
 async def limit_key(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     try:
-        await levers.limit_key(visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS}))
+        await levers.limit_key(
+            visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS})
+        )
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
     return Redirect(f"{PATH}/keys?done=limit-key")
@@ -208,8 +234,17 @@ async def usage(visit: PageVisit) -> View:
     found, by, since = await _usage(visit)
     first = visit.link(cursor=None) if "cursor" in visit.query else None
     csv_link = visit.link(cursor=None).replace(f"{PATH}/usage", f"{PATH}/usage.csv", 1)
-    values = {"found": found, "by": by, "since": since, "bys": BYS, "sinces": SINCE, "csv": csv_link}
-    values["beside"] = reports.beside_cost(unpriced=found["total"]["unpriced"], estimated=found["total"]["estimated"])
+    values = {
+        "found": found,
+        "by": by,
+        "since": since,
+        "bys": BYS,
+        "sinces": SINCE,
+        "csv": csv_link,
+    }
+    values["beside"] = reports.beside_cost(
+        unpriced=found["total"]["unpriced"], estimated=found["total"]["estimated"]
+    )
     return View("usage.html", values | {"first": first, "next": visit.following(found["next"])})
 
 
@@ -231,18 +266,22 @@ async def usage_csv(visit: PageVisit) -> Response:
 
 def _cell(value: object) -> object:
     """A cell that no program takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+    return (
+        f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
+    )
 
 
 async def system(visit: PageVisit) -> View:
     visit.only_operator()
-    runtime, store = visit.runtime, visit.runtime.store
+    runtime = visit.runtime
+    store = visit.runtime.store
     config = await levers.config(visit.asked())
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
     requests = await store.requests()
-    size, kept = await store.size(), await store.sizes()
+    size = await store.size()
+    kept = await store.sizes()
     values: dict[str, Any] = {
         "version": version("weir-proxy"),
         "instance": runtime.instance,
@@ -275,7 +314,9 @@ DROPS = ("dropped", "undelivered", "degraded")
 
 def _drops(visit: PageVisit) -> list[tuple[str, str]]:
     page, _ = visit.runtime.telemetry.metrics.render()
-    lines = (line.rpartition(" ") for line in page.decode().splitlines() if not line.startswith("#"))
+    lines = (
+        line.rpartition(" ") for line in page.decode().splitlines() if not line.startswith("#")
+    )
     return [
         (name, f"{float(value):.0f}")
         for name, _, value in lines

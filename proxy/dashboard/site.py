@@ -1,7 +1,9 @@
-"""The pages below ``/weir/ui`` as an ASGI application: who looks, which page, and what it is drawn with.
+"""The pages below ``/weir/ui`` as an ASGI application: who looks, which page, and what it is drawn
+with.
 
-Every page asks the handlers of the management API, as who looks; what it changes goes through them too.
-Texts are escaped by the templates; nothing on a page comes from another origin, and no script or style stands in one.
+Every page asks the handlers of the management API, as who looks; what it changes goes through them
+too. Texts are escaped by the templates; nothing on a page comes from another origin, and no script
+or style stands in one.
 """
 
 import asyncio
@@ -23,8 +25,24 @@ from starlette.staticfiles import StaticFiles
 from proxy.access.admission import refuse_foreign_pages
 from proxy.dashboard import pages, panels
 from proxy.dashboard.charts import spark_of
-from proxy.dashboard.visit import FILTERS, PATH, SIGNED_IN, PageVisit, Redirect, Session, Sessions, View, cookie_in
-from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge, UnsupportedKind
+from proxy.dashboard.visit import (
+    FILTERS,
+    PATH,
+    SIGNED_IN,
+    PageVisit,
+    Redirect,
+    Session,
+    Sessions,
+    View,
+    cookie_in,
+)
+from proxy.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestTooLarge,
+    UnsupportedKind,
+)
 from proxy.http.request import NOT_KEPT, PROBLEMS, problem_of
 from proxy.runtime import Runtime
 from proxy.server import App
@@ -102,14 +120,20 @@ def site(runtime: Runtime) -> App:
 
     async def otherwise(visit: PageVisit) -> Answer:
         path = visit.request.scope["path"]
-        methods = [page[0] for page, route in zip(PAGES, made, strict=True) if route.path_regex.match(path)]
+        methods = [
+            page[0] for page, route in zip(PAGES, made, strict=True) if route.path_regex.match(path)
+        ]
         if methods:
-            raise MethodNotAllowed(f"{visit.request.method[:10]} is not answered here.", allowed=tuple(methods))
+            raise MethodNotAllowed(
+                f"{visit.request.method[:10]} is not answered here.", allowed=tuple(methods)
+            )
         raise NotFound("There is no such page.")
 
     assets = Mount(f"{PATH}/static", Assets(packages=[("proxy.dashboard", "static")]))
     rest = Mount("", request_response(partial(shown.answer, otherwise)))
-    return GZipMiddleware(Router([assets, *made, rest], redirect_slashes=False), minimum_size=1024, compresslevel=5)
+    return GZipMiddleware(
+        Router([assets, *made, rest], redirect_slashes=False), minimum_size=1024, compresslevel=5
+    )
 
 
 class Pages:
@@ -130,17 +154,22 @@ class Pages:
             session = known or session
             visit = self._visit(request, session)
             self._refuse_foreign(visit)
-            visit = replace(visit, query={name: value for name, value in request.query_params.items() if value})
+            visit = replace(
+                visit, query={name: value for name, value in request.query_params.items() if value}
+            )
             answer, visit = await self._answer(handler, visit)
         except PROBLEMS as fault:
             error = problem_of(fault)
             answer = View("error.html", {"message": error.message}, error.status, error.headers())
         if isinstance(answer, Redirect):
             if answer.session is not None:
-                session, is_new = answer.session, True
+                session = answer.session
+                is_new = True
             response = HTMLResponse(status_code=303, headers={"location": answer.to})
         elif isinstance(answer, View):
-            response = HTMLResponse(await asyncio.to_thread(self._render, answer, visit), answer.status)
+            response = HTMLResponse(
+                await asyncio.to_thread(self._render, answer, visit), answer.status
+            )
             response.raw_headers += answer.headers
         else:
             response = answer
@@ -157,8 +186,13 @@ class Pages:
 
     async def _answer(self, handler: Handler, visit: PageVisit) -> tuple[Answer, PageVisit]:
         request = visit.request
-        if _is_followed(request) and not cookie_in(request.scope) and _site_of(request) == "cross-site":
-            # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once more, from here.
+        if (
+            _is_followed(request)
+            and not cookie_in(request.scope)
+            and _site_of(request) == "cross-site"
+        ):
+            # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once
+            # more, from here.
             return View("again.html", {}, headers=((b"refresh", b"0"),)), visit
         if visit.session.who == "nobody" and visit.at not in PUBLIC:
             query = request.scope["query_string"].decode("latin-1")
@@ -194,9 +228,13 @@ class Pages:
         try:
             body = await read_body(visit.request.receive, limit=limit)
         except RequestTooLarge:
-            raise RequestTooLarge(f"The form is larger than {limit // 1024} KiB, the most that is read here.") from None
+            raise RequestTooLarge(
+                f"The form is larger than {limit // 1024} KiB, the most that is read here."
+            ) from None
         try:
-            form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+            form = parse_qs(
+                body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS
+            )
         except ValueError:
             raise InvalidRequest(f"There are more than {MAX_FIELDS} fields.") from None
         self._sessions.check(visit.session, form.get("token", [""])[0])
@@ -204,7 +242,13 @@ class Pages:
 
     def _render(self, view: View, visit: PageVisit) -> bytes:
         template = _environment().get_template(view.template)
-        shell = {"session": visit.session, "token": visit.token, "now": visit.now, "path": PATH, "page": visit.page}
+        shell = {
+            "session": visit.session,
+            "token": visit.token,
+            "now": visit.now,
+            "path": PATH,
+            "page": visit.page,
+        }
         text = template.render(visit=visit, **shell, assets=_assets(), hours=12, **view.values)
         return text.encode("utf-8", "replace")
 
@@ -229,11 +273,19 @@ def _assets() -> Mapping[str, str]:
 @cache
 def _environment() -> jinja2.Environment:
     folder = files("proxy.dashboard") / "templates"
-    texts = {each.name: each.read_text(encoding="utf-8") for each in folder.iterdir() if each.name.endswith(".html")}
+    texts = {
+        each.name: each.read_text(encoding="utf-8")
+        for each in folder.iterdir()
+        if each.name.endswith(".html")
+    }
     made = jinja2.Environment(
         loader=jinja2.DictLoader(texts), autoescape=True, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {**FILTERS, "cut": pages.cut, "is_cut": pages.is_cut, "marked": pages.marked}
     made.filters |= {"px": "{:.1f}".format, "thousands": pages.thousands}
-    made.globals |= {"quoted": lambda text: quote(str(text), safe=""), "acted": pages.acted, "spark_of": spark_of}
+    made.globals |= {
+        "quoted": lambda text: quote(str(text), safe=""),
+        "acted": pages.acted,
+        "spark_of": spark_of,
+    }
     return made

@@ -1,8 +1,10 @@
-"""Who looks at the pages (a signed cookie, and the token that every form carries), what is asked, and how values look.
+"""Who looks at the pages (a signed cookie, and the token that every form carries), what is asked,
+and how values look.
 
-Nothing is kept in the process, so any replica answers: what signs is derived from the secret that all of them read from
-the store, which also knows the sessions that were ended by signing out. A session ends after twelve hours, too, with
-the key that it was opened with, or with another admin token.
+Nothing is kept in the process, so any replica answers: what signs is derived from the secret that
+all of them read from the store, which also knows the sessions that were ended by signing out. A
+session ends after twelve hours, too, with the key that it was opened with, or with another admin
+token.
 """
 
 import datetime as dt
@@ -42,8 +44,9 @@ SIGNED_IN = frozenset({"caller", "operator"})
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One visitor.
 
-    ``nobody`` before signing in, a ``guest`` who sends no key where none is needed, a ``caller`` with a key, or the
-    ``operator``. A guest's cookie proves nothing: a name that leads here is given one too (DNS rebinding).
+    ``nobody`` before signing in, a ``guest`` who sends no key where none is needed, a ``caller``
+    with a key, or the ``operator``. A guest's cookie proves nothing: a name that leads here is
+    given one too (DNS rebinding).
     """
 
     who: Who
@@ -55,7 +58,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def begun(cls, who: Who, *, now: float, caller: Caller | None = None) -> Self:
         tenant, key = ("", "") if caller is None else (caller.tenant, caller.key)
-        return cls(who=who, tenant=tenant, key=key, nonce=secrets.token_urlsafe(12), until=now + LIFETIME)
+        return cls(
+            who=who, tenant=tenant, key=key, nonce=secrets.token_urlsafe(12), until=now + LIFETIME
+        )
 
     @property
     def reads_as(self) -> str | None:
@@ -66,7 +71,8 @@ class Sessions(msgspec.Struct, frozen=True):
     runtime: Runtime
 
     async def read(self, scope: MutableMapping[str, Any]) -> Session | None:
-        """The session of a request; None without one, and for one that is forged, over, or of a key that is gone.
+        """The session of a request; None without one, and for one that is forged, over, or of a key
+        that is gone.
 
         Raises StoreError where it cannot be known whether somebody has signed out of it.
         """
@@ -88,16 +94,24 @@ class Sessions(msgspec.Struct, frozen=True):
         return session
 
     async def end(self, session: Session) -> None:
-        """Have no copy of its cookie open anything more; what is remembered of it goes when it would be over."""
+        """Have no copy of its cookie open anything more; what is remembered of it goes when it
+        would be over.
+        """
         if session.who in SIGNED_IN:
             name = ENDED + session.nonce
-            await self.runtime.store.tell(name, "", until=session.until, at=self.runtime.planner.clock())
+            await self.runtime.store.tell(
+                name, "", until=session.until, at=self.runtime.planner.clock()
+            )
 
     async def _is_ended(self, session: Session) -> bool:
-        return bool(await self.runtime.store.facts([ENDED + session.nonce], self.runtime.planner.clock()))
+        return bool(
+            await self.runtime.store.facts([ENDED + session.nonce], self.runtime.planner.clock())
+        )
 
     def caller(self, session: Session) -> Caller | None:
-        return self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
+        return (
+            self.runtime.keyring.again(session.key) if session.who in ("guest", "caller") else None
+        )
 
     def keep(self, session: Session, request: Request, response: Response) -> None:
         """Have whoever asked come with the session from now on."""
@@ -120,8 +134,11 @@ class Sessions(msgspec.Struct, frozen=True):
             return Session.begun("nobody", now=now)
 
     def sign_in(self, scope: MutableMapping[str, Any], credential: str) -> Session:
-        """The session of a key or of the admin token. Raises InvalidAPIKey, RateLimited as the API does."""
-        now, token = self.runtime.planner.clock(), self.runtime.config.admin_token
+        """The session of a key or of the admin token. Raises InvalidAPIKey, RateLimited as the API
+        does.
+        """
+        now = self.runtime.planner.clock()
+        token = self.runtime.config.admin_token
         if token is not None and same_secret(credential, token.get_secret_value()):
             return Session.begun("operator", now=now)
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
@@ -136,7 +153,9 @@ class Sessions(msgspec.Struct, frozen=True):
     def check(self, session: Session, given: str) -> None:
         """Nothing, or Forbidden for a form that was not given to this visitor."""
         if not hmac.compare_digest(self.token(session).encode(), given.encode("utf-8", "replace")):
-            raise Forbidden("This form is too old, or not from here: load the page anew and send it again.")
+            raise Forbidden(
+                "This form is too old, or not from here: load the page anew and send it again."
+            )
 
     def _is_encrypted(self, request: Request) -> bool:
         told = request.headers.get("x-forwarded-proto", "")
@@ -157,7 +176,9 @@ class Sessions(msgspec.Struct, frozen=True):
 
 
 def cookie_in(scope: MutableMapping[str, Any]) -> str:
-    """The value of the session's cookie, empty without one; an unsigned one may be longer than any of Weir's."""
+    """The value of the session's cookie, empty without one; an unsigned one may be longer than any
+    of Weir's.
+    """
     return Request(scope).cookies.get(COOKIE, "")
 
 
@@ -240,7 +261,9 @@ class PageVisit:
         rows: int = 50,
     ) -> ManagementRequest:
         """What a handler of the management API is asked with: as who looks, and nobody else."""
-        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
 
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": data, "more_body": False}
@@ -258,7 +281,9 @@ class PageVisit:
 
     def only_operator(self) -> None:
         if not self.is_operator:
-            raise Forbidden("This page is for the operator: sign in with the admin token (auth.admin_token).")
+            raise Forbidden(
+                "This page is for the operator: sign in with the admin token (auth.admin_token)."
+            )
 
     def given(self, *names: str) -> dict[str, str]:
         return {name: self.query[name] for name in names if name in self.query}
@@ -272,7 +297,8 @@ class PageVisit:
         return f"{PATH}/{self.at}{'?' if kept else ''}{urlencode(kept)}".removesuffix("/")
 
 
-MINUTE, HOUR = 60.0, 3_600.0
+MINUTE = 60.0
+HOUR = 3_600.0
 
 
 def moment(at: float) -> str:
@@ -283,7 +309,12 @@ def ago(at: float | None, now: float) -> Markup:
     if at is None:
         return Markup('<span class="none">never</span>')
     past = abs(now - at)
-    steps = ((MINUTE, 1.0, "s"), (HOUR, MINUTE, "min"), (2 * DAY, HOUR, "h"), (float("inf"), DAY, "d"))
+    steps = (
+        (MINUTE, 1.0, "s"),
+        (HOUR, MINUTE, "min"),
+        (2 * DAY, HOUR, "h"),
+        (float("inf"), DAY, "d"),
+    )
     size, unit = next((size, unit) for below, size, unit in steps if past < below)
     iso = dt.datetime.fromtimestamp(at, tz=dt.UTC).isoformat(timespec="seconds")
     said = f"in {round(past / size)} {unit}" if at > now else f"{int(past / size)} {unit} ago"
@@ -296,7 +327,9 @@ def compact(value: float) -> str | Markup:
         if abs(value) >= size:
             shown = value / (1e3 if unit == "K" else size)
             digits = 0 if abs(shown) >= 100 else 1
-            return Markup('<span title="{}">{}</span>').format(f"{value:,.0f}", f"{shown:.{digits}f}{unit}")
+            return Markup('<span title="{}">{}</span>').format(
+                f"{value:,.0f}", f"{shown:.{digits}f}{unit}"
+            )
     return f"{value:,.0f}"
 
 

@@ -1,9 +1,10 @@
 """Running a flow: what the pure half asks for is done here, and the reply is sent back in.
 
-How alike texts are is told by the shingles they share, or by the vectors of a model that the policy names. Shingles are
-the runs of 3, 5 or 8 characters of a text, the longer for the longer text, because all long texts share most of their
-short runs. Alike is the share of common ones (Jaccard). Of a text with very many the smallest hashes stand for all of
-them (bottom-k sketch, A. Broder 1997), which estimates the same share to within 0.01.
+How alike texts are is told by the shingles they share, or by the vectors of a model that the policy
+names. Shingles are the runs of 3, 5 or 8 characters of a text, the longer for the longer text,
+because all long texts share most of their short runs. Alike is the share of common ones (Jaccard).
+Of a text with very many the smallest hashes stand for all of them (bottom-k sketch, A. Broder
+1997), which estimates the same share to within 0.01.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ from proxy.telemetry.trace import NULL_SPAN, Span
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
-MAX_CHARS = 1_000_000  # that are looked at for one question, the newest texts first: a second of work
+# that are looked at for one question, the newest texts first: a second of work
+MAX_CHARS = 1_000_000
 SIZES = ((400, 3), (4_000, 5))
 MAX_SIZE = 8
 
@@ -87,18 +89,27 @@ def by_shingles(effect: Compare) -> Alike:
     return Alike(tuple(scores))
 
 
-async def by_vectors(effect: Compare, *, model: str, send: Send, patience: float = PATIENCE) -> Reply:
+async def by_vectors(
+    effect: Compare, *, model: str, send: Send, patience: float = PATIENCE
+) -> Reply:
     """The cosine of the vectors of each pair, or Failed; ``send`` posts an embeddings request body.
 
     A text that no such model could read whole is like no other, and is not sent.
     """
-    wanted = sorted({i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= MAX_EMBEDDED_LEN})
-    found = await embed([effect.texts[i] for i in wanted], model=model, send=send, patience=patience)
+    wanted = sorted(
+        {i for pair in effect.pairs for i in pair if 0 < len(effect.texts[i]) <= MAX_EMBEDDED_LEN}
+    )
+    found = await embed(
+        [effect.texts[i] for i in wanted], model=model, send=send, patience=patience
+    )
     if isinstance(found, Failed):
         return found
     vectors = dict(zip(wanted, found, strict=True))
     return Alike(
-        tuple(_cosine(vectors[a], vectors[b]) if a in vectors and b in vectors else 0.0 for a, b in effect.pairs)
+        tuple(
+            _cosine(vectors[a], vectors[b]) if a in vectors and b in vectors else 0.0
+            for a, b in effect.pairs
+        )
     )
 
 
@@ -139,7 +150,8 @@ async def _embed(texts: Sequence[str], model: str, send: Send) -> list[list[floa
 
 
 def _within(texts: Sequence[str]) -> list[bool]:
-    left, found = MAX_CHARS, [False] * len(texts)
+    left = MAX_CHARS
+    found = [False] * len(texts)
     for place in range(len(texts) - 1, -1, -1):
         size = len(texts[place])
         if 0 < size <= MAX_LEN and size <= left:
@@ -192,7 +204,9 @@ Ask = Callable[[Effect], Awaitable[Reply]]
 
 
 def unpaid(ask: Ask) -> Ask:
-    """The same without any model: for a flow that only says what would be done nobody pays, or waits."""
+    """The same without any model: for a flow that only says what would be done nobody pays, or
+    waits.
+    """
 
     async def answer(effect: Effect) -> Reply:
         if isinstance(effect, Summarize | Together | Save):
@@ -231,7 +245,9 @@ class EffectHandler(ABC):
 
 @dataclass(slots=True)
 class Patience:
-    """How long one client's request may wait for what models write, in all: from the first wait on."""
+    """How long one client's request may wait for what models write, in all: from the first
+    wait on.
+    """
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -258,17 +274,20 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.calls or self.shared or self.kept)
 
     def __add__(self, other: "Spent") -> "Spent":
-        return Spent(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+        return Spent(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        )
 
 
 NOTHING_SPENT = Spent()
 
 
 async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: Span = NULL_SPAN) -> T:
-    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told of all waiting.
+    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told
+    of all waiting.
 
-    From the first :class:`Offload` on its steps run on a worker thread, so that the event loop never waits for
-    a long history.
+    From the first :class:`Offload` on its steps run on a worker thread, so that the event loop
+    never waits for a long history.
     """
     off_loop = False
     while not isinstance(now, Returned):
@@ -282,7 +301,9 @@ async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: Span =
     return now.value
 
 
-async def _on_thread(flow: Flow[T], reply: Reply, span: Span, *, between: bool) -> Effect | Returned[T]:
+async def _on_thread(
+    flow: Flow[T], reply: Reply, span: Span, *, between: bool
+) -> Effect | Returned[T]:
     handed = span.now()
 
     def work() -> tuple[Effect | Returned[T], int]:

@@ -1,7 +1,8 @@
-"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and kept.
+"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and
+kept.
 
-A failure is a reply with a short code, never an exception: the ladder below it goes on without a model. In the
-order in which they are looked at::
+A failure is a reply with a short code, never an exception: the ladder below it goes on without a
+model. In the order in which they are looked at::
 
     kept answer     what this tenant was told before, from memory or from the store; costs nothing
     shutting_down   the process ends
@@ -41,7 +42,9 @@ STOPPED = "stop"
 
 
 def _size(answer: Summary) -> int:
-    """What an answer takes of the characters that are kept: at least a share by which their number is bounded too."""
+    """What an answer takes of the characters that are kept: at least a share by which their number
+    is bounded too.
+    """
     return max(len(answer.text), MAX_CHARACTERS // MAX_KEPT)
 
 
@@ -49,7 +52,9 @@ class SummaryCache:
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
         self._failing = False
-        self._answers: LRUCache[tuple[str, bytes], Summary] = LRUCache(MAX_CHARACTERS, getsizeof=_size)
+        self._answers: LRUCache[tuple[str, bytes], Summary] = LRUCache(
+            MAX_CHARACTERS, getsizeof=_size
+        )
         self._writing: set[asyncio.Task[None]] = set()
 
     def remembered(self, tenant: str, address: bytes) -> Summary | None:
@@ -68,7 +73,9 @@ class SummaryCache:
     def keep(self, tenant: str, row: SummaryRow) -> None:
         self._remember(tenant, row)
         if self._store is not None:
-            task = asyncio.create_task(self._write(self._store, tenant, row), name="weir-keep-summary")
+            task = asyncio.create_task(
+                self._write(self._store, tenant, row), name="weir-keep-summary"
+            )
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
@@ -96,7 +103,9 @@ class SummaryCache:
     def _say_failing(self, error: Exception) -> None:
         if not self._failing:
             self._failing = True
-            log.warning("summaries are kept in memory only, the store fails: %s", type(error).__name__)
+            log.warning(
+                "summaries are kept in memory only, the store fails: %s", type(error).__name__
+            )
 
 
 AT_ONCE = 8
@@ -107,14 +116,21 @@ MAX_DOUBLINGS = 10
 MAX_KNOWN = 1_024
 MAX_ANSWER = 4 * 1024 * 1024
 LEARNED_FOR = 3_600.0
-NO_SCHEMA, FORM, LIMIT, RESTS = "no_schema", "form", "limit", "rests"
-"""What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds, how often it failed."""
+NO_SCHEMA = "no_schema"
+FORM = "form"
+LIMIT = "limit"
+RESTS = "rests"
+"""What is learned of a model: it takes no JSON by schema, it reasons, how many tokens it holds, how
+often it failed.
+"""
 
 Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Source = Literal["asked", "shared", "kept", "refused"]
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
-"""Failures that say something of one question, or of this process: they are no reason to leave the model alone."""
+"""Failures that say something of one question, or of this process: they are no reason to leave the
+model alone.
+"""
 
 
 class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +144,9 @@ class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> tuple[str, str, str]:
-        """What failures and refusals are remembered by: one tenant's key can stop no other tenant's."""
+        """What failures and refusals are remembered by: one tenant's key can stop no other
+        tenant's.
+        """
         return self.tenant, self.upstream, self.model
 
     @property
@@ -140,9 +158,10 @@ class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
 class SummaryResult(msgspec.Struct, frozen=True, kw_only=True):
     """A reply, and what it took.
 
-    ``source`` says whether a call was made for it (``asked``), another request's call was waited for (``shared``), it
-    was known already (``kept``) or nobody was asked (``refused``). ``usage`` is what the upstream reported, None for
-    anything but a call of its own; ``seconds`` is the time of the call, or of the wait.
+    ``source`` says whether a call was made for it (``asked``), another request's call was waited
+    for (``shared``), it was known already (``kept``) or nobody was asked (``refused``). ``usage``
+    is what the upstream reported, None for anything but a call of its own; ``seconds`` is the time
+    of the call, or of the wait.
     """
 
     reply: Summary | Failed
@@ -186,7 +205,9 @@ class _Learned:
         value, _ = self._known.get((what, *scope), (None, 0.0))
         return value
 
-    def put(self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR) -> None:
+    def put(
+        self, what: str, scope: Sequence[str], value: str, *, seconds: float = LEARNED_FOR
+    ) -> None:
         self._known[what, *scope] = (value, seconds)
 
 
@@ -200,10 +221,11 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summarizer:
-    """One per process. What identical requests ask for at the same time is asked once, and kept where it has a key.
+    """One per process. What identical requests ask for at the same time is asked once, and kept
+    where it has a key.
 
-    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` is used instead of the seconds of
-    every policy. Without a ``store`` answers are kept in memory only.
+    ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` is used instead
+    of the seconds of every policy. Without a ``store`` answers are kept in memory only.
     """
 
     def __init__(
@@ -241,12 +263,18 @@ class Summarizer:
         if waits is not None and waits <= 0:
             kept = await self._kept.find(terms.tenant, address) if address else None
             return _NOT_READY if kept is None else SummaryResult(reply=kept, source="kept")
-        limit: LimitField = "max_tokens" if self._learned.get(FORM, terms.scope) is None else "max_completion_tokens"
+        limit: LimitField = (
+            "max_tokens"
+            if self._learned.get(FORM, terms.scope) is None
+            else "max_completion_tokens"
+        )
         body = _body(effect, terms, limit)
         flight = _flight(terms, address or body)
         if (task := self._flying.get(flight)) is not None:
             return await self._share(task, started, waits)
-        question = _Question(effect=effect, terms=terms, limit=limit, body=body, address=address, send=send)
+        question = _Question(
+            effect=effect, terms=terms, limit=limit, body=body, address=address, send=send
+        )
         task = asyncio.create_task(self._answer(question), name="weir-summarise")
         self._flying[flight] = task
         task.add_done_callback(lambda _: self._flying.pop(flight, None))
@@ -267,13 +295,18 @@ class Summarizer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._kept.close()
 
-    async def _share(self, task: "asyncio.Task[SummaryResult]", started: float, waits: float | None) -> SummaryResult:
+    async def _share(
+        self, task: "asyncio.Task[SummaryResult]", started: float, waits: float | None
+    ) -> SummaryResult:
         told = await _outcome(task, waits)
         source: Source = "shared" if told.source == "asked" else told.source
-        return msgspec.structs.replace(told, source=source, usage=None, seconds=self._clock() - started)
+        return msgspec.structs.replace(
+            told, source=source, usage=None, seconds=self._clock() - started
+        )
 
     async def _answer(self, question: _Question) -> SummaryResult:
-        tenant, scope = question.terms.tenant, question.terms.scope
+        tenant = question.terms.tenant
+        scope = question.terms.scope
         kept = await self._kept.find(tenant, question.address) if question.address else None
         if kept is not None:
             return SummaryResult(reply=kept, source="kept")
@@ -301,7 +334,9 @@ class Summarizer:
             self._learned.put(NO_SCHEMA, terms.served, "1")
         if isinstance(reply, Summary) and question.address:
             self._keep(question, reply, usage or ReportedUsage())
-        return SummaryResult(reply=reply, source="asked", usage=usage, seconds=self._clock() - started)
+        return SummaryResult(
+            reply=reply, source="asked", usage=usage, seconds=self._clock() - started
+        )
 
     def _refusal(self, question: _Question, line: _ModelQueue) -> str:
         if question.effect.schema and self._learned.get(NO_SCHEMA, question.terms.served):
@@ -311,14 +346,18 @@ class Summarizer:
         return "backing_off" if failures else ""
 
     async def _call(self, question: _Question) -> tuple[Summary | Failed, ReportedUsage | None]:
-        """The reply of the model, and what it reported; asked once more where it takes its limits in another form."""
+        """The reply of the model, and what it reported; asked once more where it takes its limits
+        in another form.
+        """
         terms = question.terms
         try:
             async with asyncio.timeout(self._patience or terms.seconds):
                 status, content = await question.send(question.body)
                 if wants_other_form(status, content) and question.limit == "max_tokens":
                     self._learned.put(FORM, terms.scope, "reasoning")
-                    status, content = await question.send(_body(question.effect, terms, "max_completion_tokens"))
+                    status, content = await question.send(
+                        _body(question.effect, terms, "max_completion_tokens")
+                    )
         except TimeoutError:
             return Failed("timeout"), None
         except ProxyError as error:
@@ -343,9 +382,12 @@ class Summarizer:
             return "no_schema"
         return f"status_{status}"
 
-    def _note(self, line: _ModelQueue, scope: Sequence[str], reply: Summary | Failed, rests: int) -> None:
+    def _note(
+        self, line: _ModelQueue, scope: Sequence[str], reply: Summary | Failed, rests: int
+    ) -> None:
         if isinstance(reply, Summary) or reply.reason in NO_FAULT_OF_THE_MODEL:
-            was_failing, line.failures = line.is_failing, 0
+            was_failing = line.is_failing
+            line.failures = 0
             if was_failing:
                 self._learned.put(RESTS, scope, "0")
         elif line.rests == rests:
@@ -353,7 +395,9 @@ class Summarizer:
             if line.is_failing:
                 line.rests += 1
                 pause = BACK_OFF_FIRST * 2 ** min(line.failures - BACK_OFF_AFTER, MAX_DOUBLINGS)
-                self._learned.put(RESTS, scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF))
+                self._learned.put(
+                    RESTS, scope, str(line.failures), seconds=min(pause, MAX_BACK_OFF)
+                )
 
     def _tidy(self, scope: tuple[str, str, str], line: _ModelQueue) -> None:
         if not line.waiting and not line.failures:
@@ -364,7 +408,12 @@ class Summarizer:
                 del self._lines[idle]
 
     def _keep(self, question: _Question, answer: Summary, usage: ReportedUsage) -> None:
-        if answer.finish_reason != STOPPED or answer.tool_calls or not answer.text.strip() or declines(answer.text):
+        if (
+            answer.finish_reason != STOPPED
+            or answer.tool_calls
+            or not answer.text.strip()
+            or declines(answer.text)
+        ):
             return
         row = SummaryRow(
             key=question.address,
@@ -390,7 +439,9 @@ def _body(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes
 
 
 def _is_without_form(reply: Summary) -> bool:
-    """Whether a model that was to answer by schema said something else, or nothing: it will do so again."""
+    """Whether a model that was to answer by schema said something else, or nothing: it will do so
+    again.
+    """
     if reply.tool_calls or declines(reply.text):
         return False
     said = without_reasoning(reply.text).removeprefix("```json").strip("` \n\t")
@@ -399,7 +450,9 @@ def _is_without_form(reply: Summary) -> bool:
 
 def _address(effect: Summarize, terms: SummarizerTerms) -> bytes:
     schema = "schema" if effect.schema else ""
-    return _digest(terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt)
+    return _digest(
+        terms.tenant, terms.model, effect.purpose, effect.key, schema, effect.system, effect.prompt
+    )
 
 
 def _flight(terms: SummarizerTerms, asked: bytes) -> bytes:
@@ -415,7 +468,9 @@ def _digest(*parts: str | bytes) -> bytes:
     return hashed.digest()
 
 
-def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, ReportedUsage | None]:
+def read_answer(
+    content: bytes, codec: Codec = CHAT
+) -> tuple[Summary | Failed, ReportedUsage | None]:
     """The text of a completion and its usage; a text that is longer than may be is none."""
     try:
         answer = codec.completion(msgspec.json.decode(content))
@@ -426,11 +481,14 @@ def read_answer(content: bytes, codec: Codec = CHAT) -> tuple[Summary | Failed, 
     usage = usage_from(answer.get("usage"))
     if not isinstance(message, dict):
         return Failed("not_an_answer"), usage
-    text, calls = message.get("content"), message.get("tool_calls") or message.get("function_call")
+    text = message.get("content")
+    calls = message.get("tool_calls") or message.get("function_call")
     return Summary(
         text=text if isinstance(text, str) else "",
         finish_reason=str(choice.get("finish_reason") or ""),
-        tool_calls=len(calls) if isinstance(calls, list) else int(calls is not None and bool(calls)),
+        tool_calls=len(calls)
+        if isinstance(calls, list)
+        else int(calls is not None and bool(calls)),
         model=str(answer.get("model") or ""),
     ), usage
 

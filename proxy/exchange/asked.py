@@ -1,5 +1,5 @@
-"""What is asked of the planner for one request and under which policy, and who replies to what its plan asks for:
-summaries and likeness by real models, what an operator's own function leaves.
+"""What is asked of the planner for one request and under which policy, and who replies to what its
+plan asks for: summaries and likeness by real models, what an operator's own function leaves.
 """
 
 import logging
@@ -21,7 +21,13 @@ from proxy.access.destination import (
     upstream_for,
 )
 from proxy.config.values import UpstreamSettings
-from proxy.conversation.thread import MEMORY_HEADER, PARENT_HEADER, RESUME_HEADER, conversation_in, name_from
+from proxy.conversation.thread import (
+    MEMORY_HEADER,
+    PARENT_HEADER,
+    RESUME_HEADER,
+    conversation_in,
+    name_from,
+)
 from proxy.effects.perform import (
     MAX_EMBEDDED_LEN,
     NOTHING_SPENT,
@@ -64,7 +70,8 @@ IN_ALL = 2
 class Replies(EffectHandler):
     """Replies to the effects that planning one request asks for, at the caller's expense.
 
-    ``patience`` is that of the client whose request is open, ``said`` the client's headers by which its body is read.
+    ``patience`` is that of the client whose request is open, ``said`` the client's headers by which
+    its body is read.
     """
 
     runtime: Runtime
@@ -84,8 +91,11 @@ class Replies(EffectHandler):
         if (seconds := self._seconds_left()) <= 0:
             return Failed("timeout")
         destination, terms = self._terms(model, seconds)
-        upstream, named = destination.upstream, self.said if model == self.request.model else terms.codec.headers
-        with self.trace.summarizer(model, *service_at(upstream.address, upstream.name, upstream.provider)) as span:
+        upstream = destination.upstream
+        named = self.said if model == self.request.model else terms.codec.headers
+        with self.trace.summarizer(
+            model, *service_at(upstream.address, upstream.name, upstream.provider)
+        ) as span:
             told = await self.runtime.summarizer.ask(
                 effect,
                 terms=terms,
@@ -103,8 +113,11 @@ class Replies(EffectHandler):
 
     def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
         upstream = upstream_for(self.runtime.config, model)
-        # the client's own endpoint is one that its upstream has; of another upstream's the first is tried
-        is_near = model == self.request.model or upstream is upstream_for(self.runtime.config, self.request.model)
+        # the client's own endpoint is one that its upstream has; of another upstream's the first is
+        # tried
+        is_near = model == self.request.model or upstream is upstream_for(
+            self.runtime.config, self.request.model
+        )
         codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
         return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
             tenant=self.caller.tenant,
@@ -115,8 +128,11 @@ class Replies(EffectHandler):
         )
 
     def _seconds_left(self) -> float:
-        """Seconds that one more answer may take; all of one plan together take no more than two answers' time."""
-        most, now = self.settings.summaries.seconds, self.clock()
+        """Seconds that one more answer may take; all of one plan together take no more than two
+        answers' time.
+        """
+        most = self.settings.summaries.seconds
+        now = self.clock()
         if self._until is None or now - self._until > most:
             self._until = now + IN_ALL * most
         return min(most, self._until - now)
@@ -126,13 +142,19 @@ class Replies(EffectHandler):
         return self.request.model if named in (None, "same") else str(named)
 
     async def _post(
-        self, destination: Destination, named: Sequence[tuple[bytes, bytes]], span: Span, body: bytes
+        self,
+        destination: Destination,
+        named: Sequence[tuple[bytes, bytes]],
+        span: Span,
+        body: bytes,
     ) -> tuple[int, bytes]:
         headers = [*own_headers(destination), *named]
         if destination.upstream.forward_trace:
             headers += span.propagation()
         span.request_body(body)
-        answer = await self.runtime.upstreams.send(destination, method="POST", headers=headers, body=body)
+        answer = await self.runtime.upstreams.send(
+            destination, method="POST", headers=headers, body=body
+        )
         span.status(answer.status)
         said = await read_of(answer, MAX_ANSWER)
         span.response_body(said)
@@ -145,8 +167,11 @@ class Replies(EffectHandler):
         return None if prices is None else cost_of(prices, usage)
 
     def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
-        usage, metrics = told.usage or NO_USAGE, self.runtime.telemetry.metrics
-        asked, answered, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
+        usage = told.usage or NO_USAGE
+        metrics = self.runtime.telemetry.metrics
+        asked = usage.prompt or 0
+        answered = usage.completion or 0
+        cached = usage.cached or 0
         self.spent += Spent(
             calls=int(told.source == "asked"),
             shared=int(told.source == "shared"),
@@ -194,7 +219,9 @@ class Replies(EffectHandler):
         return partial(self.runtime.upstreams.post, destination)
 
     async def trim(self, effect: Trim) -> Reply:
-        return await self.runtime.custom.trim(effect, [self.request.view(i) for i in effect.indices])
+        return await self.runtime.custom.trim(
+            effect, [self.request.view(i) for i in effect.indices]
+        )
 
 
 def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller) -> int | None:
@@ -207,19 +234,22 @@ def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller
 
 
 def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller) -> int | None:
-    window, upstream = runtime.registry.facts(model, settings=settings).window, upstream_for(runtime.config, model).name
+    window = runtime.registry.facts(model, settings=settings).window
+    upstream = upstream_for(runtime.config, model).name
     refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
     window = min((size for size in (window, refused) if size is not None), default=None)
     return None if window is None else int(window * SUMMARIZER_SHARE)
 
 
 def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:
-    """The policy of a request: the key's, or the one that its headers ask for where the key allows it.
+    """The policy of a request: the key's, or the one that its headers ask for where the key allows
+    it.
 
     Raises InvalidRequest for a policy or a mode that there is not.
     """
     config = runtime.config
-    name, mode = caller.policy or config.default_policy, None
+    name = caller.policy or config.default_policy
+    mode = None
     if b"x-weir-policy" in sent and "policy" in caller.allow:
         name = sent[b"x-weir-policy"].decode("latin-1").strip()
     if b"x-weir-mode" in sent and "mode" in caller.allow:
@@ -251,9 +281,17 @@ def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> C
 
 
 def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
-    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another caller's."""
-    is_sealed = SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
-    return opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret)) if is_sealed else chat
+    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another
+    caller's.
+    """
+    is_sealed = (
+        SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
+    )
+    return (
+        opened(chat, partial(unseal, tenant=caller.tenant, secret=runtime.secret))
+        if is_sealed
+        else chat
+    )
 
 
 def request_for(
@@ -266,8 +304,11 @@ def request_for(
     *,
     sent: Mapping[bytes, bytes],
 ) -> Request:
-    caller, upstream, headers = destination.caller, destination.upstream, progress.headers
-    client, chat = chat, chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
+    caller = destination.caller
+    upstream = destination.upstream
+    headers = progress.headers
+    client = chat
+    chat = chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
         return Request(client=client, chat=client, destination=destination, held=held)
     is_aside = chat.codec.is_aside(chat.fields)
@@ -278,7 +319,8 @@ def request_for(
         settings = replace(settings, recall=replace(settings.recall, tool=False))
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
-        client, chat = without_field(client, EDITS), without_field(chat, EDITS)
+        client = without_field(client, EDITS)
+        chat = without_field(chat, EDITS)
     counter = _counter(runtime, settings, chat.model)
     patience = Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = _anthropics_own(chat, headers, sent)
@@ -302,13 +344,18 @@ def request_for(
         ask=replies,
         patience=patience,
         ask_later=partial(Replies, runtime, chat, caller, settings, said=said),
-        summarizer_input=summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None,
+        summarizer_input=(
+            summarizer_input(runtime, settings, caller) if settings.summarizer is not None else None
+        ),
         resume=resume,
         resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
         binds=chat.codec is MESSAGES
-        and (binds_reasoning(chat.model) or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)),
+        and (
+            binds_reasoning(chat.model)
+            or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)
+        ),
         follows=bool(held.chain),
         id=progress.id,
         since=progress.since,
@@ -325,7 +372,9 @@ def request_for(
 
 
 def _anthropics_own(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, bytes]) -> Headers:
-    """The client's headers of Anthropic's, which go with what is asked for it too, or the codec's."""
+    """The client's headers of Anthropic's, which go with what is asked for it too, or the
+    codec's.
+    """
     named = headers if b"anthropic-" in b" ".join(sent) else ()
     return [header for header in named if header[0].startswith(b"anthropic-")] or chat.codec.headers
 
@@ -342,7 +391,9 @@ def _resumes(settings: ContextSettings, resume: str | None, name: str | None) ->
     return resume or (name if settings.resume == "auto" else None)
 
 
-def _may_compact(chat: ClientRequest, destination: Destination, settings: ContextSettings, *, is_aside: bool) -> bool:
+def _may_compact(
+    chat: ClientRequest, destination: Destination, settings: ContextSettings, *, is_aside: bool
+) -> bool:
     is_asked = is_aside or destination.path.endswith(COMPACT_PATH)
     is_weirs = settings.compaction == "proxy" and not settings.observes
     return is_asked and is_weirs and not is_native(chat, destination.upstream)
@@ -368,7 +419,9 @@ def _limits_of(
     )
 
 
-def _as_said(settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool) -> ContextSettings:
+def _as_said(
+    settings: ContextSettings, headers: Headers, own: Collection[bytes], *, is_aside: bool
+) -> ContextSettings:
     if is_aside or (CODEX_TURN in own and _is_codex_compaction(headers)):
         recall = replace(settings.recall, tool=False, auto=False)
         settings = replace(settings, layers=(), compaction="off", recall=recall)
@@ -382,13 +435,16 @@ def _is_codex_compaction(headers: Headers) -> bool:
     return isinstance(about, dict) and about.get("request_kind") == "compaction"
 
 
-def _client_edits(chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool) -> ClientEdits | None:
+def _client_edits(
+    chat: ClientRequest, upstream: UpstreamSettings, *, observes: bool
+) -> ClientEdits | None:
     edits = client_edits(chat.fields) if EDITS in chat.fields and not observes else None
     if edits is None:
         return None
     if is_native(chat, upstream):
         return replace(edits, native=True)
-    # Claude Code asks on every request to keep all thinking; litellm translates for providers that may do it themselves
+    # Claude Code asks on every request to keep all thinking; litellm translates for providers that
+    # may do it themselves
     asks_nothing = edits == ClientEdits() and chat.codec is not CHAT
     return None if asks_nothing or upstream.kind != "openai" else edits
 
@@ -403,11 +459,13 @@ def _counter(runtime: Runtime, settings: ContextSettings, model: str) -> TextCou
 def wants_no_editing(fields: Mapping[str, Raw]) -> bool:
     """Whether the request forbids editing: OpenRouter's plugin or transforms switched off.
 
-    ``truncation: "disabled"`` of Responses does not: it is the API's default, and some clients always send it.
+    ``truncation: "disabled"`` of Responses does not: it is the API's default, and some clients
+    always send it.
     """
     if "transforms" in fields and read_value(fields["transforms"]) == []:
         return True
     plugins = read_value(fields["plugins"]) if "plugins" in fields else None
     return isinstance(plugins, list) and any(
-        isinstance(p, dict) and p.get("id") == "context-compression" and p.get("enabled") is False for p in plugins
+        isinstance(p, dict) and p.get("id") == "context-compression" and p.get("enabled") is False
+        for p in plugins
     )

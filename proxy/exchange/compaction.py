@@ -1,11 +1,13 @@
 """Compactions: what a client asks for, native where there is one, and else Weir's own.
 
-A client asks by ``/responses/compact``, by a ``compaction_trigger``, by ``compaction: {type: summarize}`` or by an edit
-that pauses after its compaction; or the policy leaves it to the provider. Where the upstream makes none, Weir does
-(experimental): the text is what its own compaction would be, of the whole history.
+A client asks by ``/responses/compact``, by a ``compaction_trigger``, by ``compaction: {type:
+summarize}`` or by an edit that pauses after its compaction; or the policy leaves it to the
+provider. Where the upstream makes none, Weir does (experimental): the text is what its own
+compaction would be, of the whole history.
 
-Weir's is an item, or a block, in which what it stands for is sealed, so it holds as long as its client has it, in every
-process, whatever is stored. On the way up a message with that text takes its place: no upstream could read it.
+Weir's is an item, or a block, in which what it stands for is sealed, so it holds as long as its
+client has it, in every process, whatever is stored. On the way up a message with that text takes
+its place: no upstream could read it.
 """
 
 import base64
@@ -43,21 +45,32 @@ MAX_TEXT = 4 * 2**20
 SAID = frozenset({"user", "system", "developer"})
 DECLARES = frozenset({"additional_tools", "configuration_update"})
 EDITS = "context_management"
-RESULTS, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
-RESULTS_AT, COMPACT_AT, KEPT = 100_000, 150_000, 3  # what Anthropic does where the client leaves them out
+RESULTS = "clear_tool_uses_20250919"
+THINKING = "clear_thinking_20251015"
+COMPACT = "compact_20260112"
+# what Anthropic does where the client leaves them out
+RESULTS_AT = 100_000
+COMPACT_AT = 150_000
+KEPT = 3
 COMPACTS = b"compact-2026-01-12"
 LEAST_TRIGGER = 50_000  # tokens (platform.claude.com, "Compaction")
 NEAR = 0.9
-"""Share of the size that compacts from which on a request asks for it: below nothing is added to it."""
+"""Share of the size that compacts from which on a request asks for it: below nothing is added to
+it.
+"""
 _REFUSALS = frozenset({400, 422, 501})
 _UNKNOWN = (b"compaction", b"cannot determine type")
-"""Of an item in what vLLM and others say of a type that they do not know; the second is llama.cpp's."""
+"""Of an item in what vLLM and others say of a type that they do not know; the second is
+llama.cpp's.
+"""
 
 Unseal = Callable[[str], str]
 
 
 class Made(NamedTuple):
-    """A compaction to be given: ``before`` and ``after`` are tokens of the history and of the text, ``at`` is s."""
+    """A compaction to be given: ``before`` and ``after`` are tokens of the history and of the text,
+    ``at`` is s.
+    """
 
     request: ClientRequest
     text: str
@@ -71,7 +84,8 @@ class Made(NamedTuple):
 def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     """What the client asks to have taken out of its request by Anthropic's ``context_management``.
 
-    None where it asks for nothing, or for something that is not known here: that is the upstream's to judge.
+    None where it asks for nothing, or for something that is not known here: that is the upstream's
+    to judge.
     """
     asked = read_value(fields[EDITS]) if EDITS in fields else None
     if isinstance(asked, list):
@@ -90,20 +104,29 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
 
 def _of_responses(asked: list[Any]) -> ClientEdits | None:
     sizes = [
-        each.get("compact_threshold") for each in asked if isinstance(each, dict) and each.get("type") == COMPACTION
+        each.get("compact_threshold")
+        for each in asked
+        if isinstance(each, dict) and each.get("type") == COMPACTION
     ]
     size = sizes[0] if len(sizes) == len(asked) == 1 else None
-    return ClientEdits(compact_at=size) if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+    return (
+        ClientEdits(compact_at=size)
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0
+        else None
+    )
 
 
 def _results(edit: Mapping[str, Any]) -> dict[str, Any]:
-    trigger, excluded = edit.get("trigger"), edit.get("exclude_tools")
+    trigger = edit.get("trigger")
+    excluded = edit.get("exclude_tools")
     by_uses = isinstance(trigger, dict) and trigger.get("type") == "tool_uses"
     return {
         "results_over" if by_uses else "results_at": _number(trigger, RESULTS_AT),
         "keep": _number(edit.get("keep"), KEPT),
         "at_least": _number(edit.get("clear_at_least"), 0),
-        "exclude": frozenset(str(name) for name in excluded) if isinstance(excluded, list) else frozenset(),
+        "exclude": (
+            frozenset(str(name) for name in excluded) if isinstance(excluded, list) else frozenset()
+        ),
     }
 
 
@@ -121,11 +144,16 @@ _EDITS = {RESULTS: _results, THINKING: _thinking, COMPACT: _compact}
 
 def _number(value: object, default: int) -> int:
     number = value.get("value") if isinstance(value, dict) else None
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else default
+    return (
+        number
+        if isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        else default
+    )
 
 
 def lacks_compaction(received: UpstreamResponse, path: str) -> bool:
-    status, body = received.answer.status, received.body or b""
+    status = received.answer.status
+    body = received.body or b""
     if path.endswith(COMPACT_PATH):
         return has_no_route(status, body, COMPACT_PATH)
     return status in _REFUSALS and any(words in body.lower() for words in _UNKNOWN)
@@ -136,7 +164,8 @@ def compaction_on(path: str) -> str:
 
 
 def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
-    """Whether Weir makes the compaction that a request asks for, without asking the upstream for one.
+    """Whether Weir makes the compaction that a request asks for, without asking the upstream for
+    one.
 
     Only Anthropic makes those of Messages; others would answer as if they had not been asked.
     """
@@ -147,12 +176,18 @@ def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
 async def make_compaction(
     runtime: Runtime, request: Request, asked: PlanRequest, recognized: Recognized, *, name: str
 ) -> Made | None:
-    edits, budget, transcript = asked.edits, recognized.limits.budget, recognized.transcript
+    edits = asked.edits
+    budget = recognized.limits.budget
+    transcript = recognized.transcript
     due = edits.compact_at if edits is not None and edits.pauses else None
     if due is not None and budget.estimate(transcript.tokens) < due:
         return None
     try:
-        users = [at for at, each in enumerate(transcript.messages) if at >= transcript.head and each.role == "user"]
+        users = [
+            at
+            for at, each in enumerate(transcript.messages)
+            if at >= transcript.head and each.role == "user"
+        ]
         keeps = request.destination.path.endswith(COMPACT_PATH)
         flow = compacted(
             transcript,
@@ -180,12 +215,19 @@ async def make_compaction(
 
 
 def natively(request: Request, plan: Plan) -> Plan:
-    """The plan asking the provider to compact, where the policy leaves it to the provider and it can.
+    """The plan asking the provider to compact, where the policy leaves it to the provider and it
+    can.
 
     Nothing is asked twice: what the client says itself holds.
     """
-    asked, recognized, chat = request.asked, plan.recognized, request.client
-    if asked is None or recognized is None or not _may_ask(asked.settings, chat, request.destination.upstream):
+    asked = request.asked
+    recognized = plan.recognized
+    chat = request.client
+    if (
+        asked is None
+        or recognized is None
+        or not _may_ask(asked.settings, chat, request.destination.upstream)
+    ):
         return plan
     budget = recognized.limits.budget
     size = budget.estimate(recognized.policy_limits.trigger)
@@ -196,7 +238,10 @@ def natively(request: Request, plan: Plan) -> Plan:
     if chat.codec is MESSAGES:
         before = chat.value(EDITS) or {}
         trigger = {"type": "input_tokens", "value": size}
-        edits = {**before, "edits": [*before.get("edits", ()), {"type": COMPACT, "trigger": trigger}]}
+        edits = {
+            **before,
+            "edits": [*before.get("edits", ()), {"type": COMPACT, "trigger": trigger}],
+        }
     body = replace_fields(plan.body, chat.fields, {EDITS: write_value(edits)})
     betas = (*plan.betas, COMPACTS) if chat.codec is MESSAGES else plan.betas
     return msgspec.structs.replace(plan, body=body, betas=betas, native=True)
@@ -205,7 +250,11 @@ def natively(request: Request, plan: Plan) -> Plan:
 def _may_ask(settings: ContextSettings, chat: ClientRequest, upstream: UpstreamSettings) -> bool:
     if settings.compaction != "provider" or settings.mode is not Mode.ENFORCE:
         return False
-    if chat.codec not in (RESPONSES, MESSAGES) or not is_native(chat, upstream) or COMPACTION in chat.fields:
+    if (
+        chat.codec not in (RESPONSES, MESSAGES)
+        or not is_native(chat, upstream)
+        or COMPACTION in chat.fields
+    ):
         return False
     said = chat.value(EDITS)
     return not said or (isinstance(said, dict) and COMPACT not in json.dumps(said))
@@ -213,11 +262,18 @@ def _may_ask(settings: ContextSettings, chat: ClientRequest, upstream: UpstreamS
 
 def seal(text: str, *, tenant: str, secret: bytes) -> str:
     data = text.encode("utf-8", "replace")
-    return OWN.decode() + _mark(data, tenant, secret) + ":" + base64.urlsafe_b64encode(zlib.compress(data)).decode()
+    return (
+        OWN.decode()
+        + _mark(data, tenant, secret)
+        + ":"
+        + base64.urlsafe_b64encode(zlib.compress(data)).decode()
+    )
 
 
 def unseal(sealed: str, *, tenant: str, secret: bytes) -> str:
-    """The text again. Raises InvalidRequest where it is another tenant's, or not as it was given."""
+    """The text again. Raises InvalidRequest where it is another tenant's, or not as it was
+    given.
+    """
     mark, _, packed = sealed.removeprefix(OWN.decode()).partition(":")
     try:
         data = zlib.decompressobj().decompress(base64.urlsafe_b64decode(packed.encode()), MAX_TEXT)
@@ -225,8 +281,9 @@ def unseal(sealed: str, *, tenant: str, secret: bytes) -> str:
         data = b""
     if not hmac.compare_digest(mark.encode(), _mark(data, tenant, secret).encode()):
         raise InvalidRequest(
-            "This compaction was made for another key, or was changed since: it can only be sent back as it was "
-            "given, with the key that it was given to. Send the history that it stands for.",
+            "This compaction was made for another key, or was changed since: it can only be sent"
+            " back as it was given, with the key that it was given to. Send the history that it"
+            " stands for.",
             param="encrypted_content",
         )
     return data.decode()
@@ -247,7 +304,11 @@ def opened(request: ClientRequest, unseal: Unseal) -> ClientRequest:
 
 
 def _text_of(block: object, unseal: Unseal) -> str | None:
-    sealed = block.get("encrypted_content") if isinstance(block, dict) and block.get("type") == COMPACTION else None
+    sealed = (
+        block.get("encrypted_content")
+        if isinstance(block, dict) and block.get("type") == COMPACTION
+        else None
+    )
     return unseal(sealed) if isinstance(sealed, str) and sealed.startswith(OWN.decode()) else None
 
 
@@ -275,11 +336,17 @@ def _messages(elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
             text = _text_of(read_value(blocks[place]), unseal)
             if text is None:
                 continue
-            own, rest, later = write_value({"type": "text", "text": text}), blocks[place + 1 :], elements[at + 1 :]
+            own = write_value({"type": "text", "text": text})
+            rest = blocks[place + 1 :]
+            later = elements[at + 1 :]
             if rest and first_object(raw).get("role") == "user":
                 return [with_content(raw, array_of([own, *rest])), *later]
             if rest:
-                return [message_of("user", array_of([own])), with_content(raw, array_of(rest)), *later]
+                return [
+                    message_of("user", array_of([own])),
+                    with_content(raw, array_of(rest)),
+                    *later,
+                ]
             if later and first_object(later[0]).get("role") == "user":
                 return [with_content(later[0], array_of([own, *raw_blocks(later[0])])), *later[1:]]
             return [message_of("user", array_of([own])), *later]
@@ -338,9 +405,21 @@ def as_answer(made: Made) -> bytes:
 
 
 def _response(made: Made) -> list[dict[str, Any]]:
-    request, item = made.request, _item(made)
-    head = {"id": f"resp_{made.name}", "object": "response", "created_at": made.at, "model": request.model}
-    said = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "store": False, "error": None}
+    request = made.request
+    item = _item(made)
+    head = {
+        "id": f"resp_{made.name}",
+        "object": "response",
+        "created_at": made.at,
+        "model": request.model,
+    }
+    said = {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "store": False,
+        "error": None,
+    }
     begun = {**head, **said, "status": "in_progress", "output": [], "usage": None}
     whole = {**begun, "status": "completed", "output": [item], "usage": _usage(made)}
     return [
@@ -367,9 +446,17 @@ def _message(made: Made) -> list[dict[str, Any]]:
     }
     return [
         {"type": "message_start", "message": whole},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": COMPACTION, **dict.fromkeys(said)}},
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": COMPACTION, **dict.fromkeys(said)},
+        },
         {"type": "content_block_delta", "index": 0, "delta": {"type": "compaction_delta", **said}},
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": COMPACTION, "stop_sequence": None}, "usage": usage},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": COMPACTION, "stop_sequence": None},
+            "usage": usage,
+        },
         {"type": "message_stop"},
     ]

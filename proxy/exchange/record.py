@@ -1,7 +1,9 @@
-"""What is known of an exchange while it runs, the headers that tell its client, and all that happened once it ended.
+"""What is known of an exchange while it runs, the headers that tell its client, and all that
+happened once it ended.
 
-Four sinks read the record (:mod:`proxy.exchange.tell`): the trace, the metrics, the log line and the row. An observed
-request is forwarded as it came: headers, metrics and log say what went up, trace and row what would have.
+Four sinks read the record (:mod:`proxy.exchange.tell`): the trace, the metrics, the log line and
+the row. An observed request is forwarded as it came: headers, metrics and log say what went up,
+trace and row what would have.
 """
 
 import logging
@@ -41,10 +43,11 @@ CUT_OFF = frozenset({CLIENT_LEFT, BROKE_OFF})
 class ExchangeProgress(msgspec.Struct):
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
-    ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind the plan; ``since``
-    is when a body that waited for room would have been there without (``time.monotonic``); ``compacted`` says that the
-    answer is a compaction of Weir's, ``observed`` that the policy only plans; ``ignored`` names headers that asked for
-    what their key may not ask for.
+    ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind
+    the plan; ``since`` is when a body that waited for room would have been there without
+    (``time.monotonic``); ``compacted`` says that the answer is a compaction of Weir's, ``observed``
+    that the policy only plans; ``ignored`` names headers that asked for what their key may not ask
+    for.
     """
 
     id: str
@@ -115,8 +118,12 @@ class ExchangeProgress(msgspec.Struct):
         return self.error in CUT_OFF and not self.seen.finished
 
     def _counted(self) -> ReportedUsage | None:
-        """What a request took by Weir's own count; None where it was not recognised or nothing was said."""
-        recognized, asked, seen = self.plan.recognized, self.asked, self.seen
+        """What a request took by Weir's own count; None where it was not recognised or nothing was
+        said.
+        """
+        recognized = self.plan.recognized
+        asked = self.asked
+        seen = self.seen
         if recognized is None or asked is None or not seen.said or (self.status or 0) >= 400:
             return None
         written = messages_in(bytes(seen.sample), asked.request.codec)
@@ -125,25 +132,32 @@ class ExchangeProgress(msgspec.Struct):
         written_tokens = round(sum(counts) * seen.size / max(1, len(seen.sample)))
         return msgspec.structs.replace(
             told,
-            prompt=recognized.limits.budget.estimate(self.plan.sent) if told.prompt is None else told.prompt,
+            prompt=recognized.limits.budget.estimate(self.plan.sent)
+            if told.prompt is None
+            else told.prompt,
             completion=max(written_tokens, told.completion or 0),
             estimated=True,
         )
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""
-        usage, rounds = self.seen.usage or NO_USAGE, () if self.attempts is None else self.attempts.rounds
+        usage = self.seen.usage or NO_USAGE
+        rounds = () if self.attempts is None else self.attempts.rounds
         if usage.completion is None or not rounds:
             return usage
         before = together(rounds)
         thought = None if usage.reasoning is None else usage.reasoning - (before.reasoning or 0)
-        return msgspec.structs.replace(usage, completion=usage.completion - (before.completion or 0), reasoning=thought)
+        return msgspec.structs.replace(
+            usage, completion=usage.completion - (before.completion or 0), reasoning=thought
+        )
 
     def ending(self) -> Ending | None:
-        reasons, recognized = self.seen.finish_reasons, self.plan.recognized
+        reasons = self.seen.finish_reasons
+        recognized = self.plan.recognized
         if self.chat is None or LENGTHS.isdisjoint(reasons):
             return None
-        usage, budget = self.reported(), None if recognized is None else recognized.limits.budget
+        usage = self.reported()
+        budget = None if recognized is None else recognized.limits.budget
         prompt = usage.prompt
         if prompt is None and budget is not None:
             prompt = budget.estimate(self.plan.sent)
@@ -157,7 +171,8 @@ class ExchangeProgress(msgspec.Struct):
         )
 
     def refused(self, error: ProxyError) -> None:
-        self.status, self.error = error.status, error.code
+        self.status = error.status
+        self.error = error.code
         if isinstance(error, ContextLengthExceeded):
             self.refusal = error.weir or {}
 
@@ -166,17 +181,22 @@ class ExchangeProgress(msgspec.Struct):
         self.status = self.status or CLIENT_CLOSED
 
     def tokens(self) -> TokenUsage | None:
-        decision, recognized = self.plan.decision, self.plan.recognized
+        decision = self.plan.decision
+        recognized = self.plan.recognized
         if decision is not None and not self.observed:
             return decision.usage
         if recognized is None:
             return None
-        limits, budget, tokens = recognized.policy_limits, recognized.limits.budget, recognized.transcript.tokens
+        limits = recognized.policy_limits
+        budget = recognized.limits.budget
+        tokens = recognized.transcript.tokens
         used = budget.estimate(tokens)
         refused = bool(self.refusal) or self.plan.refused is not None
         soft = limits.settings.rot_soft_tokens
         fits = budget.fits(tokens)
-        pressure = read_pressure(used, limits.base, limits.zones, fits=fits, soft=soft, emergency=refused)
+        pressure = read_pressure(
+            used, limits.base, limits.zones, fits=fits, soft=soft, emergency=refused
+        )
         return TokenUsage(used, used, budget.usable, pressure)
 
     def all_degraded(self) -> tuple[str, ...]:
@@ -187,7 +207,8 @@ class ExchangeProgress(msgspec.Struct):
 
         With ``planned`` it is what was decided, whether it was done or not.
         """
-        decision, parts = self.plan.decision, []
+        decision = self.plan.decision
+        parts = []
         if self.observed:
             parts.append("observe=1")
         if decision is not None and decision.applied and (planned or not self.observed):
@@ -212,13 +233,16 @@ class ExchangeProgress(msgspec.Struct):
         return ",".join(parts) or "none"
 
     def own_headers(self) -> list[tuple[bytes, bytes]]:
-        sent, recognized = self.tokens(), self.plan.recognized
+        sent = self.tokens()
+        recognized = self.plan.recognized
         headers = [
             (b"x-request-id", self.id.encode()),
             (b"x-weir-actions", self.actions().encode("latin-1", "replace")),
         ]
         if recognized is not None:
-            headers.append((b"x-weir-conversation", recognized.thread.branch.name.encode("latin-1", "replace")))
+            headers.append(
+                (b"x-weir-conversation", recognized.thread.branch.name.encode("latin-1", "replace"))
+            )
         if sent is not None:
             about = b"~" if recognized is not None and recognized.sampled else b""
             told = (about, sent.before, about, sent.after, sent.limit)
@@ -233,7 +257,9 @@ def evicted_count(plan: Plan) -> int:
 
 
 def evictions_alone(plan: Plan) -> int:
-    """The same without what a summary took the place of: that is a compaction, and no sign of too small a window."""
+    """The same without what a summary took the place of: that is a compaction, and no sign of too
+    small a window.
+    """
     return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING])
 
 
@@ -243,9 +269,10 @@ log = logging.getLogger("weir.settlement")
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange that has ended, and what follows from that; complete when it exists.
 
-    It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the default one;
-    ``carried_out`` is what was decided and done; ``tokens`` is what went up, ``actions`` what was done.
-    ``reported`` is the usage of the last round, ``billed`` of all of them together.
+    It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the
+    default one; ``carried_out`` is what was decided and done; ``tokens`` is what went up,
+    ``actions`` what was done. ``reported`` is the usage of the last round, ``billed`` of all of
+    them together.
     """
 
     exchange: ExchangeProgress
@@ -269,8 +296,14 @@ class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> ExchangeRecord:
-    at, tokens, attempts, label = runtime.planner.clock(), progress.tokens(), progress.attempts, progress.label
-    policy, ending, reported, billed = progress.policy, progress.ending(), progress.reported(), progress.billed()
+    at = runtime.planner.clock()
+    tokens = progress.tokens()
+    attempts = progress.attempts
+    label = progress.label
+    policy = progress.policy
+    ending = progress.ending()
+    reported = progress.reported()
+    billed = progress.billed()
     return ExchangeRecord(
         exchange=progress,
         at=at,
@@ -286,7 +319,9 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
         ending=ending,
         reported=reported,
         billed=together(billed) if billed else None,
-        call=None if attempts is None else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
+        call=None
+        if attempts is None
+        else attempts.end_call(reported, progress.seen, "" if label == "ok" else label),
         cache=_cache_use(progress, billed, ttl=CACHE_TTL, at=at),
         events=_events(runtime, progress, ending),
         checkup=_check_up(runtime, progress, tokens, at=at),
@@ -294,7 +329,9 @@ def record_of(progress: ExchangeProgress, runtime: Runtime, *, ended: float) -> 
 
 
 def identify(progress: ExchangeProgress) -> None:
-    """Have the trace show whose request it is, as far as that is known; nothing for a caller without a key."""
+    """Have the trace show whose request it is, as far as that is known; nothing for a caller
+    without a key.
+    """
     caller = progress.caller
     if caller is None or not progress.trace.recorded:
         return
@@ -311,23 +348,41 @@ def identify(progress: ExchangeProgress) -> None:
     )
 
 
-def _check_up(runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float) -> Checkup | None:
-    plan, settings, recognized = progress.plan, progress.settings, progress.plan.recognized
+def _check_up(
+    runtime: Runtime, progress: ExchangeProgress, tokens: TokenUsage | None, *, at: float
+) -> Checkup | None:
+    plan = progress.plan
+    settings = progress.settings
+    recognized = progress.plan.recognized
     if tokens is None or settings is None or recognized is None or not settings.health.enabled:
         return None
     evicted = evictions_alone(plan) if plan.evictions else 0
     try:
         return runtime.health.check_up(
-            plan, recognized, settings, used=tokens.after, pressure=tokens.pressure, evicted=evicted, at=at
+            plan,
+            recognized,
+            settings,
+            used=tokens.after,
+            pressure=tokens.pressure,
+            evicted=evicted,
+            at=at,
         )
     except Exception:  # what is watched must not suffer from being watched
         log.exception("the health of a conversation could not be told")
         return None
 
 
-def _cache_use(progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl: float, at: float) -> CacheUse | None:
-    plan, attempts = progress.plan, progress.attempts
-    if plan.recognized is None or progress.chat is None or attempts is None or attempts.span is None:
+def _cache_use(
+    progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl: float, at: float
+) -> CacheUse | None:
+    plan = progress.plan
+    attempts = progress.attempts
+    if (
+        plan.recognized is None
+        or progress.chat is None
+        or attempts is None
+        or attempts.span is None
+    ):
         return None
     return follow(
         plan,
@@ -341,21 +396,37 @@ def _cache_use(progress: ExchangeProgress, took: Sequence[ReportedUsage], *, ttl
     )
 
 
-def _events(runtime: Runtime, progress: ExchangeProgress, ending: Ending | None) -> tuple[Event, ...]:
+def _events(
+    runtime: Runtime, progress: ExchangeProgress, ending: Ending | None
+) -> tuple[Event, ...]:
     plan = progress.plan
     events = plan.decision.events if plan.decision is not None else ()
     if ending is Ending.RESERVE_EXHAUSTED:
         events = (_exhausted(progress, ending), *events)
-    drift = None if plan.recognized is None else runtime.windows.take_drift(plan.recognized.limits.counted)
+    drift = (
+        None
+        if plan.recognized is None
+        else runtime.windows.take_drift(plan.recognized.limits.counted)
+    )
     if drift is None:
         return events
-    facts = {"estimated": drift.predicted, "reported": drift.reported, "ratio": round(drift.ratio, 3)}
-    log.warning("%s counted %d tokens where %d were predicted", progress.model[:200], drift.reported, drift.predicted)
+    facts = {
+        "estimated": drift.predicted,
+        "reported": drift.reported,
+        "ratio": round(drift.ratio, 3),
+    }
+    log.warning(
+        "%s counted %d tokens where %d were predicted",
+        progress.model[:200],
+        drift.reported,
+        drift.predicted,
+    )
     return (Event("estimate_drift", facts), *events)
 
 
 def _exhausted(progress: ExchangeProgress, ending: Ending) -> Event:
-    usage, recognized = progress.reported(), progress.plan.recognized
+    usage = progress.reported()
+    recognized = progress.plan.recognized
     found = {
         "reason": progress.seen.finish_reasons[-1],
         "limit": recognized.limits.budget.window if recognized is not None else None,

@@ -1,8 +1,9 @@
-"""A request as it is to be handled: what it asks, of which upstream, and what its provider holds of the exchange.
+"""A request as it is to be handled: what it asks, of which upstream, and what its provider holds of
+the exchange.
 
-A request that goes on from an earlier answer is planned as the whole that it stands for. As long as the provider's copy
-is what was planned, the client's own bytes go up; else the whole does, once, as a request that goes on from nothing,
-and what the client goes on from next is the answer to that.
+A request that goes on from an earlier answer is planned as the whole that it stands for. As long as
+the provider's copy is what was planned, the client's own bytes go up; else the whole does, once, as
+a request that goes on from nothing, and what the client goes on from next is the answer to that.
 """
 
 import logging
@@ -29,14 +30,17 @@ log = logging.getLogger("weir.settlement")
 
 COMPACT_PATH = "/responses/compact"
 SAME = 0.9
-"""Share of the provider's copy from which on what is planned counts as the same: both are estimates."""
+"""Share of the provider's copy from which on what is planned counts as the same: both are
+estimates.
+"""
 
 
 class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     """The provider's part in a request.
 
     Attributes:
-        parent: the answer that the request goes on from; ``chain`` are those from the first one on up to it, none where
+        parent: the answer that the request goes on from; ``chain`` are those from the first one on
+        up to it, none where
             not all of them are known.
         keeps: whether the answer is recorded.
         known: the elements that the request only names.
@@ -52,27 +56,40 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     def whole(self, client: ClientRequest) -> ClientRequest:
         chat = client
         if self.chain:
-            history = b",".join(part for row in self.chain for part in (row.given, row.output) if part)
+            history = b",".join(
+                part for row in self.chain for part in (row.given, row.output) if part
+            )
             chat = with_history(client, history, self.chain[0].opening)
         elif client.messages is None and client.codec.added(client.fields):
             chat = with_history(client, b"", b"{}")
         if self.known and chat.messages is not None:
-            array, head = bytes(chat.messages.raw), chat.messages.head
-            chat = msgspec.structs.replace(chat, messages=Segments(array, chat.codec, head, self.known))
+            array = bytes(chat.messages.raw)
+            head = chat.messages.head
+            chat = msgspec.structs.replace(
+                chat, messages=Segments(array, chat.codec, head, self.known)
+            )
         return chat
 
-    async def followed(self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan) -> Plan:
-        """The plan with the client's own bytes wherever the provider's copy, or the client's, is what was planned."""
+    async def followed(
+        self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan
+    ) -> Plan:
+        """The plan with the client's own bytes wherever the provider's copy, or the client's, is
+        what was planned.
+        """
         if not self.chain:
             is_own = plan.body is asked.request.body is not client.body
             return msgspec.structs.replace(plan, body=client.body) if is_own else plan
-        recognized, decision, body = plan.recognized, plan.decision, client.body
+        recognized = plan.recognized
+        decision = plan.decision
+        body = client.body
         if recognized is None or recognized.marked:
             with suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(client)
-        own, anew = msgspec.structs.replace(plan, body=body), msgspec.structs.replace(plan, restarted=True)
+        own = msgspec.structs.replace(plan, body=body)
+        anew = msgspec.structs.replace(plan, restarted=True)
         last = self.chain[-1]
-        if OWN in last.output or not last.output:  # its provider does not have that answer, or not all of it
+        # its provider does not have that answer, or not all of it
+        if OWN in last.output or not last.output:
             return anew
         if recognized is None or decision is None or asked.settings.observes:
             return own
@@ -81,8 +98,11 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
         budget = recognized.limits.budget
         if not last.tokens:
             return own
-        new = [m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"]
-        held, planned = last.tokens + budget.estimate(sum(new)), budget.estimate(plan.sent)
+        new = [
+            m.tokens for m in recognized.transcript.messages[last.length :] if m.role != "assistant"
+        ]
+        held = last.tokens + budget.estimate(sum(new))
+        planned = budget.estimate(plan.sent)
         is_same = SAME * held <= planned <= held / SAME
         if held <= budget.estimate(recognized.policy_limits.trigger):
             return own if is_same else msgspec.structs.replace(own, sent=0)
@@ -94,10 +114,11 @@ NOTHING_HELD = HeldState()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that is not managed.
+    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that
+    is not managed.
 
-    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history compacted and
-    nothing else, which Weir may do.
+    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history
+    compacted and nothing else, which Weir may do.
     """
 
     client: ClientRequest
@@ -111,13 +132,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
     known = chat.codec.providers
-    return bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
+    return (
+        bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
+    )
 
 
-async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings) -> HeldState:
+async def held_by(
+    answers: AnswerBook, chat: ClientRequest, caller: Caller, settings: ContextSettings
+) -> HeldState:
     """Raises InvalidRequest where the policy wants all of it sent."""
-    codec, fields, tenant = chat.codec, chat.fields, caller.tenant
-    parent, keeps = codec.parent(fields), codec.is_kept(fields)
+    codec = chat.codec
+    fields = chat.fields
+    tenant = caller.tenant
+    parent = codec.parent(fields)
+    keeps = codec.is_kept(fields)
     if settings.mode is Mode.OFF or codec.is_held_elsewhere(fields):
         return HeldState(elsewhere=True)
     if settings.server_state != "follow":
@@ -127,11 +155,18 @@ async def held_by(answers: AnswerBook, chat: ClientRequest, caller: Caller, sett
         return HeldState(elsewhere=linked)
     names = codec.names(chat)
     known = await answers.elements(tenant, names, codec) if names else NOTHING
-    chain = await answers.behind(tenant, parent) if parent is not None and len(known) == len(names) else ()
+    chain = (
+        await answers.behind(tenant, parent)
+        if parent is not None and len(known) == len(names)
+        else ()
+    )
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)
     elsewhere = unknown is not None or (parent is not None and not chain)
-    # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a name
-    return HeldState(parent=parent or unknown, chain=chain, keeps=keeps, known=known, elsewhere=elsewhere)
+    # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a
+    # name
+    return HeldState(
+        parent=parent or unknown, chain=chain, keeps=keeps, known=known, elsewhere=elsewhere
+    )
 
 
 async def record_answer(
@@ -144,7 +179,8 @@ async def record_answer(
     *,
     at: float,
 ) -> None:
-    codec, recognized = client.codec, plan.recognized
+    codec = client.codec
+    recognized = plan.recognized
     try:
         given = codec.answer(body)
         if given is None:
@@ -165,7 +201,8 @@ async def record_answer(
             opening=opening_of(client),
             items=tuple(codec.named(given.elements, 0)),
         )
-        repeats = any(m.role == "assistant" for m in messages)  # a client that does will hardly go on from an answer
+        # a client that does will hardly go on from an answer
+        repeats = any(m.role == "assistant" for m in messages)
         lasting = held.parent is not None or bool(held.known) or not repeats
         await answers.keep(row, lasting=lasting)
     except Exception:

@@ -2,8 +2,8 @@
 
 admit → read → recognize → plan (replay known edits, then pass or edit) → send → relay → record
 
-An overflow from the upstream runs the middle of the line again with a harder target, at most twice, before any
-byte went to the client.
+An overflow from the upstream runs the middle of the line again with a harder target, at most twice,
+before any byte went to the client.
 """
 
 import asyncio
@@ -102,7 +102,9 @@ log = logging.getLogger("weir.exchange")
 
 
 class RequestIds:
-    """Ids that no other request has: random per process, then counted; a process that is forked draws its own."""
+    """Ids that no other request has: random per process, then counted; a process that is forked
+    draws its own.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -121,20 +123,33 @@ new_request_id = RequestIds().new
 
 class ExchangeHandler:
     def __init__(
-        self, runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route = CHAT
+        self,
+        runtime: Runtime,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+        route: Route = CHAT,
     ) -> None:
-        self.runtime, self.scope, self.receive, self.send, self.route = runtime, scope, receive, send, route
+        self.runtime = runtime
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.route = route
         self.codec = CODECS[route.path.split("/")[1]]
         self.task: asyncio.Task[Any] | None = None
         self.asking: asyncio.Task[Any] | None = None
         self.answer: Answer | None = None
         self.stopping = False
         self.remembers = False
-        name, started, headers = new_request_id(), time.perf_counter(), scope["headers"]
+        name = new_request_id()
+        started = time.perf_counter()
+        headers = scope["headers"]
         trace: ExchangeTrace = NULL_TRACE
         if runtime.telemetry.exports_traces:
             trace = runtime.telemetry.exchange(scope, f"/v1{route.path}", request_id=name)
-        self.progress = ExchangeProgress(name, started, trace, scope.get("query_string", b""), headers, route)
+        self.progress = ExchangeProgress(
+            name, started, trace, scope.get("query_string", b""), headers, route
+        )
 
     def _stop(self) -> None:
         self.stopping = True
@@ -146,7 +161,9 @@ class ExchangeHandler:
             self.task.cancel()
 
     async def run(self) -> None:
-        runtime, progress, shutdown = self.runtime, self.progress, self.scope.get("state", {}).get("shutdown")
+        runtime = self.runtime
+        progress = self.progress
+        shutdown = self.scope.get("state", {}).get("shutdown")
         LOG_CONTEXT.set(RequestContext(progress.id, progress.trace.trace_id))
         runtime.telemetry.metrics.active_requests.inc()
         if shutdown is not None:
@@ -157,7 +174,9 @@ class ExchangeHandler:
                 if runtime.admission.shared is not None:
                     await runtime.admission.share_limits(stay, caller)
                 limit = runtime.config.limits.body
-                body, progress.headers = await read_plain(self.receive, progress.headers, limit=limit, hold=stay.hold)
+                body, progress.headers = await read_plain(
+                    self.receive, progress.headers, limit=limit, hold=stay.hold
+                )
                 if stay.waited:
                     progress.since = time.monotonic() - stay.waited
                 if progress.trace.recorded:
@@ -170,7 +189,9 @@ class ExchangeHandler:
             if not self.stopping or self.task is None:
                 raise
             self.task.uncancel()
-            await self._refuse(ShuttingDown("The proxy is stopping; please send the request again."))
+            await self._refuse(
+                ShuttingDown("The proxy is stopping; please send the request again.")
+            )
         except StreamCut:
             progress.error = BROKE_OFF
         except ProxyError as error:
@@ -182,21 +203,31 @@ class ExchangeHandler:
             ended = time.perf_counter()
             if progress.trace.recorded:  # its spans end now
                 record_exchange(runtime, progress, ended=ended)
-            else:  # behind the other answers that can go out now, before whatever comes next is begun
-                asyncio.get_running_loop().call_soon(partial(record_exchange, runtime, progress, ended=ended))
+            else:
+                # behind the other answers that can go out now, before whatever comes next is begun
+                asyncio.get_running_loop().call_soon(
+                    partial(record_exchange, runtime, progress, ended=ended)
+                )
         if progress.error == BROKE_OFF:
             await asyncio.sleep(READ_OUT)
 
     def _admit(self, headers: Headers) -> Caller:
         if came_through(headers, self.runtime.instance):
-            raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+            raise LoopDetected(
+                "This request has come through this proxy before: an upstream points back at it."
+            )
         runtime = self.runtime
         return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
-        progress, metrics = self.progress, self.runtime.telemetry.metrics
+        progress = self.progress
+        metrics = self.runtime.telemetry.metrics
         request = await self.read(body, caller)
-        if request.compacts and is_weirs(self.runtime, request, self.route.path) and await self._compact(request):
+        if (
+            request.compacts
+            and is_weirs(self.runtime, request, self.route.path)
+            and await self._compact(request)
+        ):
             return
         plan = await self.plan(request)
         remember = self._remembering(request)
@@ -206,7 +237,11 @@ class ExchangeHandler:
         progress.ready = time.perf_counter()
         attempts, recalling = self.attempts_of(request)
         received, sent = await self._send(request, plan, attempts, recalling)
-        if request.compacts and lacks_compaction(received, self.route.path) and await self._compact(request, received):
+        if (
+            request.compacts
+            and lacks_compaction(received, self.route.path)
+            and await self._compact(request, received)
+        ):
             return
         self._require_endpoint(request, received)
         rounds = None if recalling is None else recalling.rounds(sent, progress.plan)
@@ -221,7 +256,9 @@ class ExchangeHandler:
             metrics.active_streams.dec(is_stream)
 
     async def read(self, body: bytes, caller: Caller) -> Request:
-        progress, runtime, sent = self.progress, self.runtime, dict(self.progress.headers)
+        progress = self.progress
+        runtime = self.runtime
+        sent = dict(self.progress.headers)
         progress.chat = chat = parsed_for(runtime, caller, self.codec, body)
         destination, progress.chat = for_managed(
             runtime.config, caller, self.route, chat, headers=progress.headers, query=progress.query
@@ -230,22 +267,33 @@ class ExchangeHandler:
         if self.remembers:
             await runtime.provider_ids.require(caller, named_in_request(progress.chat))
         settings = settings_for(runtime, caller, sent)
-        progress.settings, progress.observed = settings, settings.observes and settings.mode is not Mode.OFF
-        progress.ignored = [what for what, header in STEERING if header in sent and what not in caller.allow]
+        progress.settings = settings
+        progress.observed = settings.observes and settings.mode is not Mode.OFF
+        progress.ignored = [
+            what for what, header in STEERING if header in sent and what not in caller.allow
+        ]
         if runtime.hooks.plugins:
             progress.turn = Turn(
-                request=progress.id, tenant=caller.tenant, model=progress.chat.model, policy=settings.name
+                request=progress.id,
+                tenant=caller.tenant,
+                model=progress.chat.model,
+                policy=settings.name,
             )
             runtime.hooks.tell("turn_start", progress.turn)
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
-        request = request_for(runtime, progress, progress.chat, destination, settings, held, sent=sent)
-        progress.chat, progress.asked, progress.replies = request.chat, request.asked, request.replies
+        request = request_for(
+            runtime, progress, progress.chat, destination, settings, held, sent=sent
+        )
+        progress.chat = request.chat
+        progress.asked = request.asked
+        progress.replies = request.replies
         return request
 
     async def plan(self, request: Request) -> Plan:
-        progress, asked = self.progress, request.asked
+        progress = self.progress
+        asked = request.asked
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
             identify(progress)
@@ -261,10 +309,13 @@ class ExchangeHandler:
         return plan
 
     async def _plan(self, request: Request, asked: PlanRequest) -> Plan:
-        progress, planner = self.progress, self.runtime.planner
+        progress = self.progress
+        planner = self.runtime.planner
         recognized = await planner.recognize(asked)
         if recognized is not None:
-            progress.plan = Plan(body=request.chat.body, recognized=recognized, degraded=recognized.degraded)
+            progress.plan = Plan(
+                body=request.chat.body, recognized=recognized, degraded=recognized.degraded
+            )
         identify(progress)
         try:
             plan = await planner.first(asked, recognized)
@@ -277,43 +328,72 @@ class ExchangeHandler:
         return plan
 
     async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
-        progress, runtime, asked = self.progress, self.runtime, request.asked
+        progress = self.progress
+        runtime = self.runtime
+        asked = request.asked
         if asked is None or (recognized := await runtime.planner.recognize(asked)) is None:
             return False
-        progress.plan = msgspec.structs.replace(progress.plan, body=request.chat.body, recognized=recognized)
+        progress.plan = msgspec.structs.replace(
+            progress.plan, body=request.chat.body, recognized=recognized
+        )
         identify(progress)
-        if (made := await make_compaction(runtime, request, asked, recognized, name=progress.id)) is None:
+        if (
+            made := await make_compaction(runtime, request, asked, recognized, name=progress.id)
+        ) is None:
             return False
         if received is not None:
-            runtime.unsupported[request.destination.upstream.name, compaction_on(self.route.path)] = None
+            runtime.unsupported[
+                request.destination.upstream.name, compaction_on(self.route.path)
+            ] = None
             received.answer.close()
-        progress.compacted, progress.ready = True, progress.ready or time.perf_counter()
+        progress.compacted = True
+        progress.ready = progress.ready or time.perf_counter()
         kind = EVENT_STREAM if request.chat.stream else b"application/json"
-        await self._tell(as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind)
+        await self._tell(
+            as_compacted(made) if self.route.path == COMPACT_PATH else as_answer(made), kind=kind
+        )
         return True
 
     async def _tell(
-        self, told: bytes, more: Headers = (), *, status: int = 200, kind: bytes = b"application/json"
+        self,
+        told: bytes,
+        more: Headers = (),
+        *,
+        status: int = 200,
+        kind: bytes = b"application/json",
     ) -> None:
         self.progress.status = status
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(told)), *more, *self.progress.own_headers()]
+        headers = [
+            (b"content-type", kind),
+            (b"content-length", b"%d" % len(told)),
+            *more,
+            *self.progress.own_headers(),
+        ]
         headers = unbuffered(headers) if kind == EVENT_STREAM else headers
         await send_start(self.send, status=status, headers=headers)
         await self.send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _require_endpoint(self, request: Request, received: UpstreamResponse) -> None:
-        """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered for a time."""
-        upstream, status, path = request.destination.upstream, received.answer.status, self.codec.path
+        """Nothing, or EndpointMissing where the upstream has nothing at the endpoint; remembered
+        for a time.
+        """
+        upstream = request.destination.upstream
+        status = received.answer.status
+        path = self.codec.path
         if status not in NO_SUCH_ROUTE:
             if status < 300:
                 self.runtime.unsupported.pop((upstream.name, path), None)
-        elif self.codec.name in upstream.endpoints and has_no_route(status, received.body or b"", path):
+        elif self.codec.name in upstream.endpoints and has_no_route(
+            status, received.body or b"", path
+        ):
             self.runtime.unsupported[upstream.name, path] = None
             received.answer.close()
             raise EndpointMissing.of(upstream.name, f"POST /v1{path}", status=status)
 
     def attempts_of(self, request: Request) -> tuple[Attempts, Recalling | None]:
-        progress, runtime, asked = self.progress, self.runtime, request.asked
+        progress = self.progress
+        runtime = self.runtime
+        asked = request.asked
         progress.attempts = attempts = Attempts(
             runtime.upstreams,
             runtime.windows,
@@ -336,18 +416,26 @@ class ExchangeHandler:
 
         Asks again with less, at most twice, where the upstream says that it does not fit.
         """
-        asked, make = request.asked, (recalling or attempts).make
+        asked = request.asked
+        make = (recalling or attempts).make
         plan = self.progress.plan = plan if recalling is None else recalling.consider(plan)
         body = attempts.within_window(plan)
         while True:
             received, verdict = await make(body, plan)
-            if verdict.kind in REFUSES_REASONING and (valid := await self._without_reasoning(request, plan, verdict)):
+            if verdict.kind in REFUSES_REASONING and (
+                valid := await self._without_reasoning(request, plan, verdict)
+            ):
                 received.answer.close()
                 attempts.retries += 1
-                plan = self.progress.plan = valid if recalling is None else recalling.consider(valid)
+                plan = self.progress.plan = (
+                    valid if recalling is None else recalling.consider(valid)
+                )
                 body = attempts.within_window(plan)
                 continue
-            if verdict.kind in MEASURED and (lighter := await self._lighter(request, plan, verdict)) is not None:
+            if (
+                verdict.kind in MEASURED
+                and (lighter := await self._lighter(request, plan, verdict)) is not None
+            ):
                 received.answer.close()
                 attempts.retries += 1
                 plan = lighter if recalling is None else recalling.consider(lighter)
@@ -356,7 +444,9 @@ class ExchangeHandler:
                 continue
             if verdict is NONE or not verdict.is_overflow or asked is None:
                 return received, body
-            self._tell_overflow(Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit))
+            self._tell_overflow(
+                Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit)
+            )
             if asked.settings.observes:
                 return received, body
             attempts.overflows += 1
@@ -366,7 +456,11 @@ class ExchangeHandler:
                 return received, body
             if (clamped := attempts.clamped(body, verdict, plan, floor=True)) is not None:
                 body = clamped
-            elif (smaller := await self._smaller(asked, plan, recalling, attempt=attempt, window=window)) is not None:
+            elif (
+                smaller := await self._smaller(
+                    asked, plan, recalling, attempt=attempt, window=window
+                )
+            ) is not None:
                 plan = msgspec.structs.replace(smaller, restarted=bool(request.held.chain))
                 body = plan.body
             elif (clamped := attempts.clamped(body, verdict, plan, floor=False)) is not None:
@@ -378,9 +472,17 @@ class ExchangeHandler:
             self.progress.plan = plan
 
     async def _lighter(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
-        """The plan within what the upstream has refused by beside tokens; None where it is not Weir's to change."""
-        asked, attempts = request.asked, self.progress.attempts
-        if asked is None or asked.settings.observes or attempts is None or attempts.retries >= MAX_RETRIES:
+        """The plan within what the upstream has refused by beside tokens; None where it is not
+        Weir's to change.
+        """
+        asked = request.asked
+        attempts = self.progress.attempts
+        if (
+            asked is None
+            or asked.settings.observes
+            or attempts is None
+            or attempts.retries >= MAX_RETRIES
+        ):
             return None
         planner = self.runtime.planner
         learn_load(self.runtime.windows, planner.scales, verdict, plan, asked.request)
@@ -392,7 +494,13 @@ class ExchangeHandler:
             return msgspec.structs.replace(lighter, restarted=bool(request.held.chain))
 
     async def _smaller(
-        self, asked: PlanRequest, plan: Plan, recalling: Recalling | None, *, attempt: int, window: int | None
+        self,
+        asked: PlanRequest,
+        plan: Plan,
+        recalling: Recalling | None,
+        *,
+        attempt: int,
+        window: int | None,
     ) -> Plan | None:
         with self.progress.trace.plan() as asked.span:
             smaller = await self.runtime.planner.harder(asked, plan, attempt=attempt, window=window)
@@ -401,13 +509,17 @@ class ExchangeHandler:
             self._note_plan(asked.span, smaller)
             return smaller if recalling is None else recalling.consider(smaller)
 
-    async def _without_reasoning(self, request: Request, plan: Plan, verdict: Verdict) -> Plan | None:
+    async def _without_reasoning(
+        self, request: Request, plan: Plan, verdict: Verdict
+    ) -> Plan | None:
         """The plan without any reasoning, after the upstream refused it for how it stands.
 
-        A model that refuses it behind what it was not signed for is known from now on to do so. Else the client has
-        changed it, or the rounds are lost that stood in it. None where that was tried, or is not for Weir to do.
+        A model that refuses it behind what it was not signed for is known from now on to do so.
+        Else the client has changed it, or the rounds are lost that stood in it. None where that was
+        tried, or is not for Weir to do.
         """
-        asked, recognized = request.asked, plan.recognized
+        asked = request.asked
+        recognized = plan.recognized
         if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
             return None
         asked.unbinds = True
@@ -427,11 +539,15 @@ class ExchangeHandler:
         if self.codec.name == "responses":
             return True
         if self.codec is MESSAGES:
-            return not fields.keys().isdisjoint(WITH_IDS) or b'"code_' in bytes(fields.get("tools", b""))
+            return not fields.keys().isdisjoint(WITH_IDS) or b'"code_' in bytes(
+                fields.get("tools", b"")
+            )
         return "audio" in fields or bytes(fields.get("store", b"")) == b"true"
 
     def _remembering(self, request: Request) -> Callable[[bytes], None] | None:
-        """What remembers the ids in the first events of an answer, and in all of it; None where there are none."""
+        """What remembers the ids in the first events of an answer, and in all of it; None where
+        there are none.
+        """
         tenant = request.destination.caller.tenant
 
         def remember(held: bytes) -> None:
@@ -441,16 +557,24 @@ class ExchangeHandler:
         return remember if self._gives_ids(request) else None
 
     async def _announce(self, request: Request) -> None:
-        progress, runtime = self.progress, self.runtime
+        progress = self.progress
+        runtime = self.runtime
         if progress.listener is not None and (remember := self._remembering(request)) is not None:
             remember(bytes(progress.listener.held))
         if request.held.keeps and progress.listener is not None and (progress.status or 0) < 400:
-            tenant, body, at = request.destination.caller.tenant, bytes(progress.listener.held), runtime.planner.clock()
-            held, client, plan = request.held, request.client, progress.plan
+            tenant = request.destination.caller.tenant
+            body = bytes(progress.listener.held)
+            at = runtime.planner.clock()
+            held = request.held
+            client = request.client
+            plan = progress.plan
             await record_answer(runtime.answers, held, client, plan, tenant, body, at=at)
 
-    async def _recall(self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling) -> None:
-        self.answer, progress = received.answer, self.progress
+    async def _recall(
+        self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling
+    ) -> None:
+        self.answer = received.answer
+        progress = self.progress
 
         async def ask(body: bytes) -> tuple[UpstreamResponse, Verdict]:
             self.asking = asyncio.current_task()
@@ -491,7 +615,8 @@ class ExchangeHandler:
         return self._headers(received.answer)
 
     async def _relay(self, received: UpstreamResponse) -> None:
-        self.answer, progress = received.answer, self.progress
+        self.answer = received.answer
+        progress = self.progress
         answer = received.answer
         if answer.status >= 400 and is_page(answer, received.body or b""):
             answer.close()
@@ -503,7 +628,9 @@ class ExchangeHandler:
             headers.append((b"content-length", str(len(received.body or b"")).encode()))
         try:
             if received.body is not None:
-                await relay_whole(self.send, answer, status=answer.status, headers=headers, body=received.body)
+                await relay_whole(
+                    self.send, answer, status=answer.status, headers=headers, body=received.body
+                )
                 progress.seen = received.seen or Tap()
             elif received.chunks is not None:
                 tap = StreamTap(codec=self.codec, unpacker=unpacker_for(answer.headers))
@@ -524,9 +651,12 @@ class ExchangeHandler:
             answer.close()
             self._learn()
 
-    def _pouring(self, answer: Answer) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
+    def _pouring(
+        self, answer: Answer
+    ) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
         """How an answer goes past ``send``, where nothing but the client has to have its pieces."""
-        progress, write = self.progress, self.scope.get("extensions", {}).get(WRITE)
+        progress = self.progress
+        write = self.scope.get("extensions", {}).get(WRITE)
         span = None if progress.attempts is None else progress.attempts.span
         is_kept = progress.listener is not None or span is None or span.captures
         is_chunked = b"content-length" not in dict(answer.headers)
@@ -544,9 +674,12 @@ class ExchangeHandler:
         usage = rounds[0] if rounds else progress.seen.usage
         if usage is None or progress.asked is None:
             return
-        runtime, plan = self.runtime, progress.plan
+        runtime = self.runtime
+        plan = progress.plan
         transcripts = runtime.planner.transcripts
-        cut = learn_from_answer(runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted)
+        cut = learn_from_answer(
+            runtime.windows, transcripts, plan, progress.asked, usage=usage, accepted=accepted
+        )
         if cut and progress.attempts is not None:
             progress.attempts.overflows += 1
 
@@ -556,18 +689,25 @@ class ExchangeHandler:
         return error if isinstance(error, ProxyError) else UpstreamUnreachable(str(error))
 
     def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
-        granted = without_grants(answer.headers, self.scope, self.progress.caller, self.runtime.config)
+        granted = without_grants(
+            answer.headers, self.scope, self.progress.caller, self.runtime.config
+        )
         kept = [(n, v) for n, v in granted if n not in NOT_RELAYED and not n.startswith(b"x-weir-")]
         kept = unbuffered(kept) if is_stream(answer) else kept
         own = self.progress.own_headers()
-        return kept + ([(n, v) for n, v in own if n != b"x-request-id"] if b"x-request-id" in dict(kept) else own)
+        return kept + (
+            [(n, v) for n, v in own if n != b"x-request-id"]
+            if b"x-request-id" in dict(kept)
+            else own
+        )
 
     async def _refuse(self, error: ProxyError) -> None:
         self.progress.refused(error)
         await self._tell(self.codec.error_body(error), error.headers(), status=error.status)
 
     def _note_plan(self, span: Span, plan: Plan) -> None:
-        decision, recognized = plan.decision, plan.recognized
+        decision = plan.decision
+        recognized = plan.recognized
         if not span.recorded or decision is None or recognized is None:
             return
         tokens = recognized.limits.budget.estimate
@@ -593,16 +733,21 @@ class ExchangeHandler:
         )
 
     def _tell_results(self, plan: Plan, turn: Turn) -> None:
-        recognized, hooks = plan.recognized, self.runtime.hooks
+        recognized = plan.recognized
+        hooks = self.runtime.hooks
         if recognized is None:
             return
-        self.progress.turn = turn = msgspec.structs.replace(turn, conversation=recognized.thread.branch.name)
+        self.progress.turn = turn = msgspec.structs.replace(
+            turn, conversation=recognized.thread.branch.name
+        )
         for result in new_results(recognized.transcript, recognized.length):
             hooks.tell("tool_result", turn, result)
         tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
         budget = recognized.limits.budget
         if not budget.fits(tokens):
-            self._tell_overflow(Overflow(source="planned", tokens=budget.estimate(tokens), limit=budget.usable))
+            self._tell_overflow(
+                Overflow(source="planned", tokens=budget.estimate(tokens), limit=budget.usable)
+            )
 
     def _tell_overflow(self, overflow: Overflow) -> None:
         if self.progress.turn is not None:
@@ -630,20 +775,31 @@ class _Due(TypedDict):
 
 
 def _due(report: LayerReport, limits: Limits) -> _Due:
-    """From how many tokens on the policy's layer of a report is due, and by what rule it chooses."""
-    own = (each for each in layers_of(limits.settings) if (each.strategy, each.scope) == (report.layer, report.scope))
+    """From how many tokens on the policy's layer of a report is due, and by what rule it
+    chooses.
+    """
+    own = (
+        each
+        for each in layers_of(limits.settings)
+        if (each.strategy, each.scope) == (report.layer, report.scope)
+    )
     layer = None if report.rung else next(own, None)
     if layer is None:
         return {"trigger": None, "scorer": None}
     scorer = layer.params.get("scorer")
     most = max(0, limit_for(layer, limits.settings, limits.budget))
-    return {"trigger": limits.budget.estimate(most), "scorer": scorer if isinstance(scorer, str) else None}
+    return {
+        "trigger": limits.budget.estimate(most),
+        "scorer": scorer if isinstance(scorer, str) else None,
+    }
 
 
 def answering(
     runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
 ) -> Coroutine[Any, Any, None]:
-    """The answer to a request of a managed route: not itself a coroutine, which every chunk would have to pass."""
+    """The answer to a request of a managed route: not itself a coroutine, which every chunk would
+    have to pass.
+    """
     handler = CountHandler if route.kind == "counted" else ExchangeHandler
     return handler(runtime, scope, receive, send, route).run()
 
@@ -651,21 +807,29 @@ def answering(
 class CountHandler(ExchangeHandler):
     """One request that is only measured, or summed up by the provider, as it would be sent.
 
-    A client that sizes its window by the raw number compacts although the request that is sent is small. So what goes
-    up has the known edits of its conversation, and nothing is decided, stored or asked for it.
+    A client that sizes its window by the raw number compacts although the request that is sent is
+    small. So what goes up has the known edits of its conversation, and nothing is decided, stored
+    or asked for it.
     """
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress = self.progress
         request = await self.read(body, caller)
-        if request.compacts and is_weirs(self.runtime, request, self.route.path) and await self._compact(request):
+        if (
+            request.compacts
+            and is_weirs(self.runtime, request, self.route.path)
+            and await self._compact(request)
+        ):
             return
-        sent, tokens = request.chat.body, None
+        sent = request.chat.body
+        tokens = None
         if request.asked is not None:
             try:
                 sent, tokens = await self.runtime.planner.replayed(request.asked)
             except Exception:
-                log.exception("a request is counted as it came, its conversation's edits cannot be read")
+                log.exception(
+                    "a request is counted as it came, its conversation's edits cannot be read"
+                )
         if sent is request.chat.body and not request.held.chain:
             sent = request.client.body
         progress.plan = plan = Plan(body=sent)
@@ -674,9 +838,14 @@ class CountHandler(ExchangeHandler):
         received, _ = await attempts.make(sent, plan)
         self.answer = received.answer
         if self.route.path == COMPACT_PATH:
-            if request.compacts and lacks_compaction(received, COMPACT_PATH) and await self._compact(request, received):
+            if (
+                request.compacts
+                and lacks_compaction(received, COMPACT_PATH)
+                and await self._compact(request, received)
+            ):
                 return
-        elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:  # Weir says what it counts
+        elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:
+            # Weir says what it counts
             received.answer.close()
             kind = {} if self.codec is MESSAGES else {"object": "response.input_tokens"}
             told = write_value({**kind, "input_tokens": tokens})

@@ -1,7 +1,8 @@
-"""The requests to the upstream that one exchange makes: what they ask for, and what is learned from their answers.
+"""The requests to the upstream that one exchange makes: what they ask for, and what is learned from
+their answers.
 
-An answer may say that the request does not fit. What was removed from the conversation has the request carry the recall
-tool, and its rounds are asked from there.
+An answer may say that the request does not fit. What was removed from the conversation has the
+request carry the recall tool, and its rounds are asked from there.
 """
 
 import logging
@@ -67,10 +68,11 @@ OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 class Attempts(msgspec.Struct):
     """The requests to the upstream that one client's request makes, until an answer can be relayed.
 
-    Without a ``policy`` no stream is looked into beforehand. ``room`` is what was asked for the answer in place of the
-    client's number; ``rounds`` what the upstream reported of the answers before the last one; ``called`` when the call
-    began that is not counted yet, ``received`` when its answer was whole (``time.perf_counter``); ``first_chunk`` the
-    seconds until its stream began.
+    Without a ``policy`` no stream is looked into beforehand. ``room`` is what was asked for the
+    answer in place of the client's number; ``rounds`` what the upstream reported of the answers
+    before the last one; ``called`` when the call began that is not counted yet, ``received`` when
+    its answer was whole (``time.perf_counter``); ``first_chunk`` the seconds until its stream
+    began.
     """
 
     upstreams: Upstreams
@@ -96,12 +98,16 @@ class Attempts(msgspec.Struct):
         upstream = self.destination.upstream
         self.made += 1
         self.span = span = self._begin_span(body, plan) if self.trace.recorded else NULL_SPAN
-        self.called, self.received, self.first_chunk = time.perf_counter(), None, None
+        self.called = time.perf_counter()
+        self.received = None
+        self.first_chunk = None
         context = span.propagation() if span.recorded and upstream.forward_trace else ()
-        drop, headers = DROPPED if upstream.forward_trace else DROPPED_WITH_CONTEXT, self.headers
+        drop = DROPPED if upstream.forward_trace else DROPPED_WITH_CONTEXT
+        headers = self.headers
         if context or plan.betas:
             kept = [h for h in headers if h[0] not in (DROPPED_WITH_CONTEXT if context else drop)]
-            drop, headers = frozenset(), [*_with_betas(kept, plan.betas), *context]
+            drop = frozenset()
+            headers = [*_with_betas(kept, plan.betas), *context]
         try:
             answer = await self.upstreams.send(
                 self.destination,
@@ -126,18 +132,25 @@ class Attempts(msgspec.Struct):
             self.count_call(error=error.code)
             raise
         if answer.status >= 400 or (verdict is not NONE and verdict.is_overflow):
-            reason = "context_length_exceeded" if verdict.is_overflow else error_code(received.body or b"")
+            reason = (
+                "context_length_exceeded"
+                if verdict.is_overflow
+                else error_code(received.body or b"")
+            )
             span.end_call(error_type=reason or str(answer.status))
             self.count_call(error=reason or str(answer.status))
         return received, verdict
 
     def _begin_span(self, body: bytes, plan: Plan) -> Span:
-        observes, upstream = self.policy is not None and self.policy.observes, self.destination.upstream
+        observes = self.policy is not None and self.policy.observes
+        upstream = self.destination.upstream
         span = self.trace.attempt(
             self.request.model,
             *service_at(upstream.address, upstream.name, upstream.provider),
             request=self._asked(),
-            compacted=plan.decision is not None and "compact" in plan.decision.applied and not observes,
+            compacted=plan.decision is not None
+            and "compact" in plan.decision.applied
+            and not observes,
         )
         if self.room is not None and self.request.max_tokens is not None:
             span.clamp(self.request.max_tokens, self.room)
@@ -151,8 +164,11 @@ class Attempts(msgspec.Struct):
                 self.span.first_chunk(self.first_chunk)
 
     def end_call(self, usage: ReportedUsage, seen: Tap | None, error: str) -> ModelCall | None:
-        """The call that ends now, None where none is under way; an answer's model is the one that it names."""
-        begun, self.called = self.called, None
+        """The call that ends now, None where none is under way; an answer's model is the one that
+        it names.
+        """
+        begun = self.called
+        self.called = None
         if begun is None:
             return None
         upstream = self.destination.upstream
@@ -184,7 +200,9 @@ class Attempts(msgspec.Struct):
             asked["output_type"] = kind
         return asked
 
-    async def _look(self, answer: Answer, plan: Plan, span: Span) -> tuple[UpstreamResponse, Verdict]:
+    async def _look(
+        self, answer: Answer, plan: Plan, span: Span
+    ) -> tuple[UpstreamResponse, Verdict]:
         if is_stream(answer) and answer.status < 400:
             chunks = answer.chunks()
             if span.captures:
@@ -193,7 +211,11 @@ class Attempts(msgspec.Struct):
                 return UpstreamResponse(answer, chunks=chunks), NONE
             opening = await open_stream(chunks, codec=self.request.codec, begun=self.begin_stream)
             verdict = self._of_opening(opening, plan)
-            if opening.ended and not (opening.error or opening.tap.complete) and is_readable(answer):
+            if (
+                opening.ended
+                and not (opening.error or opening.tap.complete)
+                and is_readable(answer)
+            ):
                 if not opening.tap.seen.ends:
                     raise UpstreamEmpty("The upstream ended its stream without an answer.")
                 raise UpstreamUnreachable(IN_THE_MIDDLE)
@@ -233,7 +255,8 @@ class Attempts(msgspec.Struct):
         return verdict if verdict.kind is Kind.CONTEXT else NONE
 
     def within_window(self, plan: Plan) -> bytes:
-        recognized, decision = plan.recognized, plan.decision
+        recognized = plan.recognized
+        decision = plan.decision
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
@@ -243,10 +266,11 @@ class Attempts(msgspec.Struct):
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
 
     def clamped(self, body: bytes, verdict: Verdict, plan: Plan, *, floor: bool) -> bytes | None:
-        """The same body asking for a shorter answer, where only prompt plus answer is too large; None where it is not.
+        """The same body asking for a shorter answer, where only prompt plus answer is too large;
+        None where it is not.
 
-        None also where the client asks for nothing that could be cut, and with ``floor`` where less would be left for
-        the answer than the floor of its reserve.
+        None also where the client asks for nothing that could be cut, and with ``floor`` where less
+        would be left for the answer than the floor of its reserve.
         """
         if verdict.kind is not Kind.COMPLETION:
             return None
@@ -262,11 +286,16 @@ class Attempts(msgspec.Struct):
         return with_fields(body, **{self.request.limit: room})
 
 
-def _with_betas(headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+def _with_betas(
+    headers: list[tuple[bytes, bytes]], betas: Sequence[bytes]
+) -> list[tuple[bytes, bytes]]:
     if not betas:
         return headers
     named = [value for name, value in headers if name == BETA]
-    return [*(header for header in headers if header[0] != BETA), (BETA, b",".join((*named, *betas)))]
+    return [
+        *(header for header in headers if header[0] != BETA),
+        (BETA, b",".join((*named, *betas))),
+    ]
 
 
 def _window(plan: Plan) -> int | None:
@@ -274,11 +303,14 @@ def _window(plan: Plan) -> int | None:
 
 
 def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan) -> int | None:
-    """Learn from an overflow; the window that it named where that holds for this request only, tokens."""
+    """Learn from an overflow; the window that it named where that holds for this request only,
+    tokens.
+    """
     recognized = plan.recognized
     if recognized is None:
         return None
-    known, is_counted = recognized.limits, not (recognized.has_media or recognized.sampled)
+    known = recognized.limits
+    is_counted = not (recognized.has_media or recognized.sampled)
     if verdict.kind is Kind.COMPLETION:
         windows.know(known.scope, COUNTED_IN)
     limit = plausible_limit(verdict)
@@ -294,13 +326,18 @@ def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan)
 
 
 def learn_load(
-    windows: ModelLimitsResolver, scales: Scales, verdict: Verdict, plan: Plan, request: ClientRequest
+    windows: ModelLimitsResolver,
+    scales: Scales,
+    verdict: Verdict,
+    plan: Plan,
+    request: ClientRequest,
 ) -> None:
     """Learn what an upstream takes beside tokens, from its refusal of a request."""
     recognized = plan.recognized
     if recognized is None:
         return
-    scope, kind = recognized.limits.scope, verdict.kind.value
+    scope = recognized.limits.scope
+    kind = verdict.kind.value
     if verdict.limit is not None:
         windows.learn(scope, verdict.limit, kind)
     else:
@@ -315,7 +352,9 @@ def load_of(kind: str, scales: Scales, plan: Plan, request: ClientRequest) -> in
     return scales.amount(kind, request, plan.recognized.transcript, pieces)
 
 
-def learn_loads_passed(windows: ModelLimitsResolver, scales: Scales, plan: Plan, request: ClientRequest) -> None:
+def learn_loads_passed(
+    windows: ModelLimitsResolver, scales: Scales, plan: Plan, request: ClientRequest
+) -> None:
     """Note what an upstream has taken of each kind of which it is known to take only so much."""
     if plan.recognized is None:
         return
@@ -334,11 +373,15 @@ def learn_from_answer(
     usage: ReportedUsage,
     accepted: bool,
 ) -> bool:
-    """Learn from what the upstream says that the forwarded request took; whether it has read only a part of it."""
-    recognized, prompt = plan.recognized, usage.prompt
+    """Learn from what the upstream says that the forwarded request took; whether it has read only a
+    part of it.
+    """
+    recognized = plan.recognized
+    prompt = usage.prompt
     if recognized is None or prompt is None:
         return False
-    known, has_media = recognized.limits, recognized.has_media
+    known = recognized.limits
+    has_media = recognized.has_media
     is_counted = not (has_media or recognized.sampled)
     if accepted and is_counted and windows.is_too_little(known, plan.sent, prompt):
         if bytes(asked.request.fields.get("truncation", b"")) == b'"auto"':
@@ -349,7 +392,13 @@ def learn_from_answer(
         if window is not None and not stays_cut(recognized.thread, prompt, plan.sent, window):
             return False
         if window is not None:
-            log.warning(CUT_IN_SILENCE, asked.request.model[:200], prompt, known.budget.estimate(plan.sent), window)
+            log.warning(
+                CUT_IN_SILENCE,
+                asked.request.model[:200],
+                prompt,
+                known.budget.estimate(plan.sent),
+                window,
+            )
             windows.learn_cut(known.scope, window, counted=known.counted)
             return True
     recognized.thread.still = None
@@ -364,9 +413,11 @@ def learn_from_answer(
 
 
 def _new_tokens(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | None:
-    """What of a request the upstream's cache cannot hold, None where its usage tells nothing of a cut.
+    """What of a request the upstream's cache cannot hold, None where its usage tells nothing of a
+    cut.
 
-    A server that counts only what its cache did not give reports about so much, one that reads from a cache says so.
+    A server that counts only what its cache did not give reports about so much, one that reads from
+    a cache says so.
     """
     if plan.decision is None or plan.decision.is_new or usage.cached or not recognized.length:
         return None
@@ -382,9 +433,11 @@ MAX_SCOPES = 1_000
 
 
 class Recalling(msgspec.Struct):
-    """The recall tool of one request that is managed; ``offer`` is None as long as it does not carry it.
+    """The recall tool of one request that is managed; ``offer`` is None as long as it does not
+    carry it.
 
-    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no tools.
+    ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no
+    tools.
     """
 
     asked: PlanRequest
@@ -394,12 +447,19 @@ class Recalling(msgspec.Struct):
     offer: Offer | None = None
 
     def consider(self, plan: Plan) -> Plan:
-        """Have the request carry the tool from now on, if something was removed from its conversation.
+        """Have the request carry the tool from now on, if something was removed from its
+        conversation.
 
         The plan comes back, with what the definition costs added to what it says is sent.
         """
-        before, self.offer, asked = self.offer, None, self.asked
-        if plan.recognized is None or not is_due(plan) or plan.recognized.limits.scope in self.without_tools:
+        before = self.offer
+        self.offer = None
+        asked = self.asked
+        if (
+            plan.recognized is None
+            or not is_due(plan)
+            or plan.recognized.limits.scope in self.without_tools
+        ):
             return plan
         offer = before or offer_for(asked.request, asked.settings, asked.counter)
         if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
@@ -421,7 +481,8 @@ class Recalling(msgspec.Struct):
         return received, verdict
 
     def note_round(self, received: UpstreamResponse, seen: Tap | None) -> None:
-        attempts, seen = self.attempts, seen or Tap()
+        attempts = self.attempts
+        seen = seen or Tap()
         if attempts.span is not None:
             attempts.span.end_call(received.answer.status, seen=seen)
         attempts.count_call(seen=seen)
@@ -431,8 +492,12 @@ class Recalling(msgspec.Struct):
         return body if self.offer is None else with_more(body, "tools", [self.offer.definition])
 
     def rounds(self, body: bytes, plan: Plan) -> Rounds | None:
-        """The rounds that may follow an answer to ``body``, the request without the tool; None where it had none."""
-        offer, asked, recognized = self.offer, self.asked, plan.recognized
+        """The rounds that may follow an answer to ``body``, the request without the tool; None
+        where it had none.
+        """
+        offer = self.offer
+        asked = self.asked
+        recognized = plan.recognized
         if offer is None or recognized is None:
             return None
         thread = recognized.thread
@@ -464,7 +529,8 @@ class Recalling(msgspec.Struct):
 
 
 def is_due(plan: Plan) -> bool:
-    """Whether something is out of the window of a request's conversation, by this request's batch or an earlier one.
+    """Whether something is out of the window of a request's conversation, by this request's batch
+    or an earlier one.
 
     For a request that begins anew from an early point it is what was out by then.
     """

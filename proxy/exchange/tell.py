@@ -1,4 +1,6 @@
-"""What is told of an exchange after it: to the trace, metrics, log, alerts and hooks, and the row that is stored."""
+"""What is told of an exchange after it: to the trace, metrics, log, alerts and hooks, and the row
+that is stored.
+"""
 
 import logging
 import time
@@ -14,7 +16,13 @@ from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
-from proxy.exchange.record import ExchangeProgress, ExchangeRecord, evicted_count, identify, record_of
+from proxy.exchange.record import (
+    ExchangeProgress,
+    ExchangeRecord,
+    evicted_count,
+    identify,
+    record_of,
+)
 from proxy.models.facts import cost_of, prices_of
 from proxy.monitor import Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
@@ -32,8 +40,11 @@ NO_POLICY = "none"
 MAX_EVENTS = 8
 
 
-def record_exchange(runtime: Runtime, progress: ExchangeProgress, *, ended: float | None = None) -> None:
-    begun, metrics = time.perf_counter(), runtime.telemetry.metrics
+def record_exchange(
+    runtime: Runtime, progress: ExchangeProgress, *, ended: float | None = None
+) -> None:
+    begun = time.perf_counter()
+    metrics = runtime.telemetry.metrics
     record = record_of(progress, runtime, ended=begun if ended is None else ended)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
@@ -63,7 +74,11 @@ def record_relayed(
     metrics = runtime.telemetry.metrics
     cost = None
     if usage is not None:
-        prices = prices_of(model, runtime.registry.facts(model, settings=ContextSettings())) if model else None
+        prices = (
+            prices_of(model, runtime.registry.facts(model, settings=ContextSettings()))
+            if model
+            else None
+        )
         cost = None if prices is None else cost_of(prices, usage)
         _count_key(metrics, caller, used.prompt or 0, 0, used)
         if cost is not None:
@@ -100,7 +115,8 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
                 policy=exchange.settings.name if exchange.settings is not None else NO_POLICY,
             )
         return
-    keep, inspection = record.policy.inspect, None
+    keep = record.policy.inspect
+    inspection = None
     if keep.requests and runtime.store.keeps_content and not runtime.settler.is_full:
         inspection = _inspection(record, exchange.plan.recognized, keep)
     runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
@@ -112,10 +128,16 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
 
 
 def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:
-    """The two arrays of a request by reference; what was never given to the store before goes with them."""
-    thread, transcript, decision = recognized.thread, recognized.transcript, record.carried_out
-    count, request = len(transcript.messages), record.exchange.chat
-    raws, known = recognized.new, thread.inspected
+    """The two arrays of a request by reference; what was never given to the store before goes with
+    them.
+    """
+    thread = recognized.thread
+    transcript = recognized.transcript
+    decision = record.carried_out
+    count = len(transcript.messages)
+    request = record.exchange.chat
+    raws = recognized.new
+    known = thread.inspected
     if known < count - len(raws) and request is not None and request.messages is not None:
         raws = request.messages
     thread.inspected = count
@@ -143,8 +165,12 @@ def _end(record: ExchangeRecord) -> TurnEnd:
 
 
 def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
-    """Tell what began with the request; where servers share a store, the one that stores its row does."""
-    exchange, checkup, recognized = record.exchange, record.checkup, record.exchange.plan.recognized
+    """Tell what began with the request; where servers share a store, the one that stores its row
+    does.
+    """
+    exchange = record.exchange
+    checkup = record.checkup
+    recognized = record.exchange.plan.recognized
     if checkup is None or not checkup.opened or recognized is None or runtime.store.shared:
         return
     branch = recognized.thread.branch
@@ -179,7 +205,9 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
 
 
 def _count_sent(metrics: Metrics, record: ExchangeRecord) -> None:
-    """What a request that an upstream was given took, by Weir's count and as the upstream reported it."""
+    """What a request that an upstream was given took, by Weir's count and as the upstream reported
+    it.
+    """
     caller = record.exchange.caller
     tokens = record.tokens
     cache = record.cache
@@ -202,7 +230,9 @@ def _count_sent(metrics: Metrics, record: ExchangeRecord) -> None:
         _count_cost(metrics, caller, cache.cost, cache.cost_saved or 0.0)
 
 
-def _count_key(metrics: Metrics, caller: Caller, forwarded: int, saved: int, used: ReportedUsage) -> None:
+def _count_key(
+    metrics: Metrics, caller: Caller, forwarded: int, saved: int, used: ReportedUsage
+) -> None:
     tenant = caller.tenant[:TENANT_SHOWN]
     key = caller.name or ""
     metrics.key_tokens.labels("forwarded", tenant, key).inc(forwarded)
@@ -249,12 +279,17 @@ def _count_unusual(metrics: Metrics, record: ExchangeRecord) -> None:
 
 
 def end_trace(record: ExchangeRecord) -> None:
-    exchange, trace = record.exchange, record.exchange.trace
+    exchange = record.exchange
+    trace = record.exchange.trace
     if not trace.recorded:
         return
     _note_events(record)
     if record.cache is not None:
-        trace.cache(changed=record.cache.prefix_changed, is_cold=record.cache.cold, hit_ratio=record.cache.hit_ratio)
+        trace.cache(
+            changed=record.cache.prefix_changed,
+            is_cold=record.cache.cold,
+            hit_ratio=record.cache.hit_ratio,
+        )
     identify(exchange)
     _note_refusal(record)
     if record.ending is not None:
@@ -268,7 +303,9 @@ def end_trace(record: ExchangeRecord) -> None:
 
 
 def _note_events(record: ExchangeRecord) -> None:
-    exchange, plan, note = record.exchange, record.exchange.plan, record.exchange.trace.event
+    exchange = record.exchange
+    plan = record.exchange.plan
+    note = record.exchange.trace.event
     for event in record.events:
         facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
         note(event.kind, **facts)
@@ -291,8 +328,11 @@ def _note_events(record: ExchangeRecord) -> None:
 
 
 def _note_refusal(record: ExchangeRecord) -> None:
-    exchange, tokens = record.exchange, record.tokens
-    plan, refusal, root = exchange.plan, exchange.refusal, exchange.trace.root
+    exchange = record.exchange
+    tokens = record.tokens
+    plan = exchange.plan
+    refusal = exchange.refusal
+    root = exchange.trace.root
     if tokens is None or plan.recognized is None or not (refusal or plan.refused):
         return
     root.decide("refuse" if refusal else "observe", tokens, base=plan.recognized.policy_limits.base)
@@ -304,7 +344,9 @@ def _note_refusal(record: ExchangeRecord) -> None:
 
 
 def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
-    exchange, tokens, done = record.exchange, record.tokens, record.carried_out
+    exchange = record.exchange
+    tokens = record.tokens
+    done = record.carried_out
     recognized = exchange.plan.recognized
     branch = None if recognized is None else recognized.thread.branch
     scanned, prunable = _scan(record)
@@ -336,20 +378,32 @@ def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
 
 
 def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
-    decision, recognized = record.carried_out, record.exchange.plan.recognized
+    decision = record.carried_out
+    recognized = record.exchange.plan.recognized
     if decision is None or recognized is None or not decision.trail:
         return None, None
     ratio = recognized.limits.budget.ratio
     scans = (report for report in decision.trail if report.scanned is not None)
-    return next(((round((s.scanned or 0) * ratio), round((s.prunable or 0) * ratio)) for s in scans), (None, None))
+    return next(
+        ((round((s.scanned or 0) * ratio), round((s.prunable or 0) * ratio)) for s in scans),
+        (None, None),
+    )
 
 
 def row_of(
-    record: ExchangeRecord, tokens: TokenUsage, recognized: Recognized, inspection: Inspection | None = None
+    record: ExchangeRecord,
+    tokens: TokenUsage,
+    recognized: Recognized,
+    inspection: Inspection | None = None,
 ) -> ExchangeRow:
-    exchange, plan, decision = record.exchange, record.exchange.plan, record.exchange.plan.decision
-    thread, chain, branch = recognized.thread, recognized.transcript.chain, recognized.thread.branch
-    used, pressure = record.billed or NO_USAGE, decision.pressure if decision is not None else tokens.pressure
+    exchange = record.exchange
+    plan = record.exchange.plan
+    decision = record.exchange.plan.decision
+    thread = recognized.thread
+    chain = recognized.transcript.chain
+    branch = recognized.thread.branch
+    used = record.billed or NO_USAGE
+    pressure = decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
     reading = decision.reading if decision is not None else None
     return ExchangeRow(
@@ -387,7 +441,9 @@ def row_of(
         pressure_before=tokens.before / base,
         velocity=reading.velocity_tokens_per_turn if reading is not None else None,
         turns_until_red=reading.turns_until_red if reading is not None else None,
-        trend=decision.trend._replace(window=recognized.view.window) if decision is not None else None,
+        trend=decision.trend._replace(window=recognized.view.window)
+        if decision is not None
+        else None,
         parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
         detail=_detail(record, recognized) | {"status": pressure.status},
         health=record.checkup,
@@ -398,8 +454,10 @@ def row_of(
 
 
 def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]:
-    exchange, detail = record.exchange, dict[str, object]()
-    decision, budget = exchange.plan.decision, recognized.limits.budget
+    exchange = record.exchange
+    detail = dict[str, object]()
+    decision = exchange.plan.decision
+    budget = recognized.limits.budget
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
     detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
@@ -434,7 +492,11 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
 
 def burn_in(trend: Trend, *, ratio: float) -> dict[str, int]:
     """Tokens by which each bucket that grows does so with a request, as the upstream counts."""
-    return {each.bucket: round(rate * ratio) for each in trend.burn if (rate := each.rate) is not None and rate > 0}
+    return {
+        each.bucket: round(rate * ratio)
+        for each in trend.burn
+        if (rate := each.rate) is not None and rate > 0
+    }
 
 
 def _done(decision: Decision) -> dict[str, object]:

@@ -1,7 +1,9 @@
-"""What was taken out of the window: the list of it, the search in it, the originals, checkpoints, and the way back.
+"""What was taken out of the window: the list of it, the search in it, the originals, checkpoints,
+and the way back.
 
-And one request looked at from both sides: what the client sent, and what the model saw. A side is a list of rows,
-whatever the client's API calls its items: a message of a chat is one, and an item or a block of another API can be one.
+And one request looked at from both sides: what the client sent, and what the model saw. A side is a
+list of rows, whatever the client's API calls its items: a message of a chat is one, and an item or
+a block of another API can be one.
 """
 
 import asyncio
@@ -93,10 +95,13 @@ def removed_of(row: RemovedRow, *, with_text: bool) -> Json:
 
 async def removed(asked: ManagementRequest) -> Json:
     """What is out of the conversation's window, why, since when, and where the original is."""
-    limit, after = asked.limit(), asked.after(str)
+    limit = asked.limit()
+    after = asked.after(str)
     row = await asked.conversation()
     try:
-        rows = await asked.store.removed(row, after=None if after is None else str(after[0]), limit=limit + 1)
+        rows = await asked.store.removed(
+            row, after=None if after is None else str(after[0]), limit=limit + 1
+        )
     except KeyError:
         raise gone() from None
     own = asked.tenant is not None
@@ -105,17 +110,24 @@ async def removed(asked: ManagementRequest) -> Json:
 
 async def search(asked: ManagementRequest) -> Json:
     """Removed messages with all the words that are asked for, else with any of them, best first."""
-    tenant, words, name = asked.own(READ), asked.query.get("q", ""), asked.query.get("conversation")
+    tenant = asked.own(READ)
+    words = asked.query.get("q", "")
+    name = asked.query.get("conversation")
     if not words.strip():
         raise InvalidRequest("q should say what to search for.", param="q")
     if len(words) > MAX_QUERY_LEN:
         raise InvalidRequest(f"q may have up to {MAX_QUERY_LEN} characters.", param="q")
-    limit, start = asked.limit(), min(MAX_FOUND, asked.start())
+    limit = asked.limit()
+    start = min(MAX_FOUND, asked.start())
     within = None if name is None else (await asked.conversation(name)).id
-    found = await asked.store.search(tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within)
+    found = await asked.store.search(
+        tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within
+    )
 
     def show(row: Original) -> Json:
-        return fields_of(row, without=("body",), text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref)
+        return fields_of(
+            row, without=("body",), text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref
+        )
 
     return page_from(found, start, limit, show)
 
@@ -123,20 +135,32 @@ async def search(asked: ManagementRequest) -> Json:
 async def pin(asked: ManagementRequest) -> Json:
     """Have a removed message come back, and never be removed again."""
     given = (await asked.fields(("ref",))).get("ref")
-    if not isinstance(given, str) or not given or len(given) > MAX_REF_LEN or not given.isprintable():
-        raise InvalidRequest("ref must be that of a removed message, as its list has it.", param="ref")
+    if (
+        not isinstance(given, str)
+        or not given
+        or len(given) > MAX_REF_LEN
+        or not given.isprintable()
+    ):
+        raise InvalidRequest(
+            "ref must be that of a removed message, as its list has it.", param="ref"
+        )
     ref = given.removesuffix(TEXT_OF)
     if not await asked.runtime.planner.conversations.pin(await asked.only_conversation(), ref):
-        raise NotFound(f"Nothing with the ref {ref!r} was removed from this conversation; see its list of what was.")
+        raise NotFound(
+            f"Nothing with the ref {ref!r} was removed from this conversation; see its list of what"
+            " was."
+        )
     return {"pinned": ref}
 
 
 async def blob(asked: ManagementRequest) -> Response:
-    """The original of a removed message, or of all that a summary covers, in pages of at most 64 KiB.
+    """The original of a removed message, or of all that a summary covers, in pages of at most 64
+    KiB.
 
     ``REF`` is the JSON that the client sent, ``REF.txt`` what it says, as UTF-8.
     """
-    tenant, given = asked.own(READ), asked.path["ref"]
+    tenant = asked.own(READ)
+    given = asked.path["ref"]
     cursor = cursor_in(asked)
     body = await _original(asked, tenant, given.removesuffix(TEXT_OF))
     return await page_of_bytes(body, cursor, as_text=given.endswith(TEXT_OF))
@@ -145,8 +169,9 @@ async def blob(asked: ManagementRequest) -> Response:
 async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> Response:
     """One page of ``body`` from a cursor on, as JSON or as the text that it says.
 
-    Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and ``x-weir-sha256`` are those of the
-    whole, ``x-weir-end`` is true on the last page, and ``x-weir-cursor`` leads to the next one.
+    Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and
+    ``x-weir-sha256`` are those of the whole, ``x-weir-end`` is true on the last page, and
+    ``x-weir-cursor`` leads to the next one.
     """
     return await asyncio.to_thread(_page, body, cursor, as_text=as_text)
 
@@ -189,7 +214,9 @@ def _page(body: bytes, start: int, *, as_text: bool) -> Response:
 
 def _text_of(body: bytes) -> bytes:
     messages = split_array(body) if body.startswith(b"[") else (body,)
-    return "\n".join(body_of(view_of_stored(raw)).whole for raw in messages or ()).encode("utf-8", "surrogatepass")
+    return "\n".join(body_of(view_of_stored(raw)).whole for raw in messages or ()).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 MARKDOWN = "text/markdown"
@@ -215,7 +242,8 @@ def version_of(row: CheckpointRow) -> Json:
 
 def saved_of(row: CheckpointRow) -> Json:
     """One version of the checkpoint; covers, ref and summary are null where it was only saved."""
-    state, cut = Checkpoint.from_json(row.body), row.cut
+    state = Checkpoint.from_json(row.body)
+    cut = row.cut
     named = [each.value for each in state.identifiers]
     return {
         **_state(row),
@@ -252,7 +280,8 @@ async def checkpoints(asked: ManagementRequest) -> Json:
 
 async def checkpoint_version(asked: ManagementRequest) -> Json:
     """One version of the checkpoint."""
-    version, row = asked.version(), await asked.conversation()
+    version = asked.version()
+    row = await asked.conversation()
     found = await _at_version(asked, row, version)
     rows = await checkpoints_of(asked.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
@@ -261,18 +290,30 @@ async def checkpoint_version(asked: ManagementRequest) -> Json:
 
 
 async def source(asked: ManagementRequest) -> Response:
-    """What a version's summary stands for: the messages as the client sent them, as one JSON array in pages."""
-    tenant, cursor, version = asked.own(READ), cursor_in(asked), asked.version()
+    """What a version's summary stands for: the messages as the client sent them, as one JSON array
+    in pages.
+    """
+    tenant = asked.own(READ)
+    cursor = cursor_in(asked)
+    version = asked.version()
     row = await _at_version(asked, await asked.conversation(), version)
     if row.cut is None:
-        raise NotFound(f"Version {version} was only saved ({row.reason}): it stands for no messages.")
+        raise NotFound(
+            f"Version {version} was only saved ({row.reason}): it stands for no messages."
+        )
     originals = await asked.store.covered(tenant, row.cut.ref)
     if [each.ref for each in originals] != list(row.covered):
-        by_ref = {ref: await asked.store.original(tenant, ref) for ref in dict.fromkeys(row.covered)}
+        by_ref = {
+            ref: await asked.store.original(tenant, ref) for ref in dict.fromkeys(row.covered)
+        }
         originals = [found for ref in row.covered if (found := by_ref[ref]) is not None]
     if len(originals) < len(row.covered):
-        there = f"{len(originals)} of the {len(row.covered)} messages that version {version} stands for"
-        raise NotFound(f"Only {there} are still there: the store keeps digests only, or is damaged.")
+        there = (
+            f"{len(originals)} of the {len(row.covered)} messages that version {version} stands for"
+        )
+        raise NotFound(
+            f"Only {there} are still there: the store keeps digests only, or is damaged."
+        )
     return await page_of_bytes(array_of([each.body for each in originals]), cursor)
 
 
@@ -284,8 +325,12 @@ async def rollback(asked: ManagementRequest) -> Json:
     try:
         return {"version": await asked.runtime.planner.conversations.rollback(row, version)}
     except NoSuchVersion:
-        versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[-VERSIONS_SHOWN:]
-        there = f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
+        versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[
+            -VERSIONS_SHOWN:
+        ]
+        there = (
+            f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
+        )
         text = f"The conversation cannot go back to version {version}: {there}."
         raise NotFound(text, weir={"versions": versions}) from None
 
@@ -299,12 +344,19 @@ async def newest_checkpoint(store: Store, row: ConversationRow) -> CheckpointRow
     return latest[1] if latest is not None and latest[1].body else None
 
 
-async def _at_version(asked: ManagementRequest, row: ConversationRow, version: int) -> CheckpointRow:
+async def _at_version(
+    asked: ManagementRequest, row: ConversationRow, version: int
+) -> CheckpointRow:
     found = await asked.store.checkpoint_at(row, version)
     if found is None:
-        versions = sorted({each.version for each in await checkpoints_of(asked.store, row)})[-VERSIONS_SHOWN:]
+        versions = sorted({each.version for each in await checkpoints_of(asked.store, row)})[
+            -VERSIONS_SHOWN:
+        ]
         there = f"there are {', '.join(map(str, versions))}" if versions else "none was saved yet"
-        raise NotFound(f"There is no version {version} of the checkpoint: {there}.", weir={"versions": versions})
+        raise NotFound(
+            f"There is no version {version} of the checkpoint: {there}.",
+            weir={"versions": versions},
+        )
     return found
 
 
@@ -312,7 +364,10 @@ async def _newest(asked: ManagementRequest) -> CheckpointRow:
     row = await asked.conversation()
     if (found := await newest_checkpoint(asked.store, row)) is not None:
         return found
-    raise NotFound(f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it yet.")
+    raise NotFound(
+        f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it"
+        " yet."
+    )
 
 
 MAX_ID_LEN = 100
@@ -354,10 +409,11 @@ class Pair(msgspec.Struct, frozen=True):
 async def both_sides(asked: ManagementRequest) -> Json:
     """One request: what the client sent, and what the model saw, item by item.
 
-    The newest requests of a conversation are kept so (the policy's ``inspect``). Items that stand beside one another
-    have the same ``place``. What they say is given to the caller alone.
+    The newest requests of a conversation are kept so (the policy's ``inspect``). Items that stand
+    beside one another have the same ``place``. What they say is given to the caller alone.
     """
-    row, request = await asked.conversation(), asked.path["rid"]
+    row = await asked.conversation()
+    request = asked.path["rid"]
     if len(request) > MAX_ID_LEN or not request.isprintable():
         raise NotFound("There is no such request.")
     try:
@@ -365,7 +421,8 @@ async def both_sides(asked: ManagementRequest) -> Json:
     except KeyError:
         raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
     exchange = exchange_of(told)
-    template, trace = asked.runtime.config.telemetry.trace_url, exchange["detail"].get("trace")
+    template = asked.runtime.config.telemetry.trace_url
+    trace = exchange["detail"].get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None
     client: list[SideRow] = []
     model: list[SideRow] = []
@@ -400,7 +457,9 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
         return SideRow(place, role, "message", tokens, status, reason, ref, link, text)
 
     forwarded = (
-        found.sent if found.sent is not None else [(n, None, row[2], None) for n, row in enumerate(found.client)]
+        found.sent
+        if found.sent is not None
+        else [(n, None, row[2], None) for n, row in enumerate(found.client)]
     )
     indices = [index for index, *_ in forwarded]
     for n, (index, kind, tokens, ref) in enumerate(forwarded):
@@ -409,7 +468,8 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
         is_summary = index is None and kind != EditKind.RECALL
         while done < gone:  # what is missing stands before what came in its place
             client.append(sent(done, "removed", SUMMARISED if is_summary else DROPPED))
-            place, done = place + 1, done + 1
+            place = place + 1
+            done = done + 1
         text = _text(found, ref) if with_text else UNSET
         if index is None:
             of = "recall" if kind == EditKind.RECALL else "summary"
@@ -423,7 +483,19 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
             client.append(sent(index, "changed", WHY.get(kind or "", "the policy changed it")))
             after = text if ref is not None and kind not in _KEEPING else client[-1].text
             row = client[-1]
-            model.append(SideRow(place, row.role, "message", tokens, "changed", row.reason, row.ref, row.link, after))
+            model.append(
+                SideRow(
+                    place,
+                    row.role,
+                    "message",
+                    tokens,
+                    "changed",
+                    row.reason,
+                    row.ref,
+                    row.link,
+                    after,
+                )
+            )
             done = index + 1
         place += 1
     for index in range(done, len(found.client)):

@@ -1,4 +1,6 @@
-"""Conversations: how full they are, what was done to each request and why, what a caller does to one, its notes."""
+"""Conversations: how full they are, what was done to each request and why, what a caller does to
+one, its notes.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,12 +27,17 @@ from proxy.store.records import ConversationRow, ExchangeRow, NoteRow
 
 
 def status_of(
-    row: ConversationRow, last: ExchangeRow | None, *, windows: int, events: int, soft: Mapping[str, float]
+    row: ConversationRow,
+    last: ExchangeRow | None,
+    *,
+    windows: int,
+    events: int,
+    soft: Mapping[str, float],
 ) -> Json:
     """A conversation with its status report (requirements A0.136 and A0.92).
 
-    ``windows`` is how many windows it has had, ``events`` how often something was taken out of them; ``soft`` are the
-    shares of their caps at which buckets warn.
+    ``windows`` is how many windows it has had, ``events`` how often something was taken out of
+    them; ``soft`` are the shares of their caps at which buckets warn.
     """
     return fields_of(
         row,
@@ -65,8 +72,11 @@ def _window_status(last: ExchangeRow) -> str:
 
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Json:
-    used, caps = tokens_by_bucket(last.detail.get("buckets")), tokens_by_bucket(last.detail.get("caps"))
-    burns = tuple(Burn(name, 0, (rate,)) for name, rate in tokens_by_bucket(last.detail.get("burn")).items())
+    used = tokens_by_bucket(last.detail.get("buckets"))
+    caps = tokens_by_bucket(last.detail.get("caps"))
+    burns = tuple(
+        Burn(name, 0, (rate,)) for name, rate in tokens_by_bucket(last.detail.get("burn")).items()
+    )
     base = last.detail.get("base")
     limit = base if isinstance(base, int) else last.limit  # what pressure is a share of
     report = bucket_report(dict.fromkeys(caps, 0) | used, caps, burns, limit=limit, soft=soft)
@@ -79,16 +89,23 @@ def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Json:
 
 
 def tokens_by_bucket(found: object) -> dict[str, int]:
-    return {str(name): int(tokens) for name, tokens in found.items()} if isinstance(found, Mapping) else {}
+    return (
+        {str(name): int(tokens) for name, tokens in found.items()}
+        if isinstance(found, Mapping)
+        else {}
+    )
 
 
 async def listing(asked: ManagementRequest) -> Json:
-    """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are not.
+    """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are
+    not.
 
-    So do ``name`` (a part of it), ``model``, ``zone`` and ``policy``, which is that of the newest request; with ``key``
-    the operator sees those of one key, by its name or tenant.
+    So do ``name`` (a part of it), ``model``, ``zone`` and ``policy``, which is that of the newest
+    request; with ``key`` the operator sees those of one key, by its name or tenant.
     """
-    limit, after, query = asked.limit(), asked.after(float, str, str), asked.query
+    limit = asked.limit()
+    after = asked.after(float, str, str)
+    query = asked.query
     only = Narrowing(
         name=query.get("name"),
         model=query.get("model"),
@@ -96,7 +113,9 @@ async def listing(asked: ManagementRequest) -> Json:
         policy=query.get("policy"),
         closed=asked.flag("closed"),
     )
-    rows = await asked.store.conversations(_tenant_of(asked), limit=limit + 1, only=only, after=after)
+    rows = await asked.store.conversations(
+        _tenant_of(asked), limit=limit + 1, only=only, after=after
+    )
     return page(rows, limit, fields_of, lambda row: (row.updated, row.id, row.tenant))
 
 
@@ -104,7 +123,9 @@ def _tenant_of(asked: ManagementRequest) -> str | None:
     key = asked.query.get("key")
     if asked.tenant is not None or key is None:
         return asked.tenant
-    return next((tenant for tenant, name in asked.runtime.keyring.names.items() if name == key), key)
+    return next(
+        (tenant for tenant, name in asked.runtime.keyring.names.items() if name == key), key
+    )
 
 
 async def one(asked: ManagementRequest) -> Json:
@@ -119,8 +140,11 @@ async def one(asked: ManagementRequest) -> Json:
 
 
 async def timeline(asked: ManagementRequest) -> Json:
-    """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones, ``since`` leaves newer."""
-    limit, since = asked.limit(), asked.since("") if "since" in asked.query else None
+    """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones,
+    ``since`` leaves newer.
+    """
+    limit = asked.limit()
+    since = asked.since("") if "since" in asked.query else None
     after = asked.after(float, str)
     row = await asked.conversation()
     found = await asked.store.timeline(row, limit=limit + 1, since=since, after=after)
@@ -174,7 +198,9 @@ async def add_note(asked: ManagementRequest) -> Json | Response:
     note = _note(await asked.fields(("text", "category", "importance")))
     row = await asked.only_conversation()
     if not asked.store.keeps_content:
-        raise InvalidRequest("This proxy stores nothing that is said (store.content: digest), and so no notes.")
+        raise InvalidRequest(
+            "This proxy stores nothing that is said (store.content: digest), and so no notes."
+        )
     stored = NoteRow.of(note, at=asked.runtime.planner.clock())
     if await asked.store.add_notes(row.tenant, row.id, [stored]):
         asked.runtime.planner.conversations.note(row, note)
@@ -184,12 +210,15 @@ async def add_note(asked: ManagementRequest) -> Json | Response:
 
 
 def _note(fields: dict[str, object]) -> Note:
-    text, category = fields.get("text"), fields.get("category", "")
+    text = fields.get("text")
+    category = fields.get("category", "")
     importance = fields.get("importance", USUAL)
     if not isinstance(text, str) or not text.strip() or len(text) > MAX_NOTE_LEN:
         raise InvalidRequest(f"text must be 1 to {MAX_NOTE_LEN} characters.", param="text")
     if not isinstance(category, str):
         raise InvalidRequest(f"category must be one of {', '.join(CATEGORIES)}.", param="category")
     if not isinstance(importance, str) or importance not in IMPORTANCE:
-        raise InvalidRequest(f"importance must be one of {', '.join(IMPORTANCE)}.", param="importance")
+        raise InvalidRequest(
+            f"importance must be one of {', '.join(IMPORTANCE)}.", param="importance"
+        )
     return Note(category_of(category), importance, text, "api")

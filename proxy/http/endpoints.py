@@ -1,10 +1,11 @@
 """What is asked for outside the management API: ``/v1``, Azure's spelling of it, and the probes.
 
-Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may use, in OpenAI's
-shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that may use everything. Every other
-``/v1/*``, of any method, is relayed untouched, streaming both ways.
+Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may
+use, in OpenAI's shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that
+may use everything. Every other ``/v1/*``, of any method, is relayed untouched, streaming both ways.
 
-``/healthz``: the process is alive. ``/readyz``: store and at least one upstream reachable. ``/metrics``.
+``/healthz``: the process is alive. ``/readyz``: store and at least one upstream reachable.
+``/metrics``.
 """
 
 import asyncio
@@ -15,7 +16,14 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    MutableMapping,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -135,7 +143,9 @@ class RelayedRequest:
         except ProxyError as error:
             self.error, self.status, refused = error.code, error.status, error.status
             codec = MESSAGES if self.route.path.startswith("/messages/") else CHAT
-            await as_error(error, request_id=self.id, codec=codec)(self.scope, self.receive, self.send)
+            await as_error(error, request_id=self.id, codec=codec)(
+                self.scope, self.receive, self.send
+            )
         finally:
             self.trace.end(refused, self.error)
             self._settle()
@@ -143,12 +153,18 @@ class RelayedRequest:
             await asyncio.sleep(READ_OUT)
 
     async def _relay(self) -> None:
-        runtime, route, headers = self.runtime, self.route, self.scope["headers"]
+        runtime = self.runtime
+        route = self.route
+        headers = self.scope["headers"]
         self.headers = headers
         if came_through(headers, runtime.instance):
-            raise LoopDetected("This request has come through this proxy before: an upstream points back at it.")
+            raise LoopDetected(
+                "This request has come through this proxy before: an upstream points back at it."
+            )
         config = runtime.config
-        self.caller = caller = admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
+        self.caller = caller = admitted(
+            self.scope, runtime.keyring, runtime.guesses, runtime.config
+        )
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget(caller.tenant, unquote(answer[1]))
@@ -165,11 +181,15 @@ class RelayedRequest:
                     raise RequestTooLarge.of_body(config.limits.body)
                 self.destination = unread(config, caller, route)
                 await self._judge(self.destination, None)
-                await self._forward(self.destination, _parts(self.receive, config.limits.body), length)
+                await self._forward(
+                    self.destination, _parts(self.receive, config.limits.body), length
+                )
                 return
             # what nobody has to read here goes on as it came
             take = read_plain if decides or judged else _read_as_it_came
-            read, self.headers = await take(self.receive, headers, limit=config.limits.body, hold=stay.hold)
+            read, self.headers = await take(
+                self.receive, headers, limit=config.limits.body, hold=stay.hold
+            )
             headers = self.headers
             body = read if has_body else None
             if route.kind == "models":
@@ -198,7 +218,10 @@ class RelayedRequest:
         self.lists = is_list(self.scope["method"], route)
 
     async def _forward(
-        self, destination: Destination, body: "bytes | AsyncIterator[bytes] | None", length: int | None = None
+        self,
+        destination: Destination,
+        body: "bytes | AsyncIterator[bytes] | None",
+        length: int | None = None,
     ) -> None:
         trace = self.trace
         span = _span(trace, self.scope, destination)
@@ -214,14 +237,17 @@ class RelayedRequest:
                 headers=sent,
                 body=body,
                 length=length,
-                drop=(NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS) | self._unpacked(),
+                drop=(NOTHING if destination.upstream.forward_trace else CONTEXT_HEADERS)
+                | self._unpacked(),
             )
         except ProxyError as error:
             span.end_call(error_type=error.code)
             raise
-        self.status, self.reported = answer.status, Reported(answer.headers)
+        self.status = answer.status
+        self.reported = Reported(answer.headers)
         span.status(answer.status)
-        held, failed = bytearray(), None
+        held = bytearray()
+        failed = None
         keeps = trace.recorded and _is_plain_json(answer)
         headers = self._headers_of(answer)
         if self.lists:
@@ -230,7 +256,9 @@ class RelayedRequest:
             given = await self._chunks_of(answer, destination.caller)
             watched = _watched(given, held if keeps else None, self.reported)
             async with aclosing(watched) as chunks:
-                await relay_stream(self.send, status=answer.status, headers=headers, opening=None, chunks=chunks)
+                await relay_stream(
+                    self.send, status=answer.status, headers=headers, opening=None, chunks=chunks
+                )
         except (StreamCut, asyncio.CancelledError) as error:
             failed = "stream_broken" if isinstance(error, StreamCut) else "client_disconnect"
             raise
@@ -245,7 +273,9 @@ class RelayedRequest:
         return READ_HERE if self.remembers else NOTHING
 
     async def _chunks_of(self, answer: Answer, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """An answer, what it gives known as the caller's before its end; a list has nothing of others in it."""
+        """An answer, what it gives known as the caller's before its end; a list has nothing of
+        others in it.
+        """
         if not self.remembers or answer.status >= 300:
             return answer.chunks()
         if self.lists:
@@ -258,28 +288,40 @@ class RelayedRequest:
     async def _own_only(self, answer: Answer, caller: Caller) -> bytes:
         try:
             whole = await answer.read(MAX_ANSWER)
-            return await self.runtime.provider_ids.listed(caller.tenant, whole if answer.ended else b"")
+            return await self.runtime.provider_ids.listed(
+                caller.tenant, whole if answer.ended else b""
+            )
         except (StreamBroken, TypeError):
-            raise UpstreamUnreachable("The upstream's list cannot be read, so nothing of it is shown.") from None
+            raise UpstreamUnreachable(
+                "The upstream's list cannot be read, so nothing of it is shown."
+            ) from None
         except StoreError:
-            raise Busy("Whose it is what the upstream lists cannot be known now. Please try again.") from None
+            raise Busy(
+                "Whose it is what the upstream lists cannot be known now. Please try again."
+            ) from None
 
     def _headers_of(self, answer: Answer) -> list[tuple[bytes, bytes]]:
         granted = without_grants(answer.headers, self.scope, self.caller, self.runtime.config)
         named = ((n.lower(), n, v) for n, v in granted)
-        headers = [(n, v) for low, n, v in named if low not in NOT_RELAYED and not low.startswith(b"x-weir-")]
+        headers = [
+            (n, v)
+            for low, n, v in named
+            if low not in NOT_RELAYED and not low.startswith(b"x-weir-")
+        ]
         headers.append(RELAYED)
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", self.id.encode()))
         return unbuffered(headers) if is_stream(answer) else headers
 
     def _settle(self) -> None:
-        metrics, outcome = self.runtime.telemetry.metrics, self.error or "relayed"
+        metrics = self.runtime.telemetry.metrics
+        outcome = self.error or "relayed"
         metrics.requests.labels(outcome, NO_POLICY).inc()
         if self.caller is None:
             return
         usage = self.reported.usage if self.reported is not None else None
-        destination, model = self.destination, self.destination.model if self.destination is not None else ""
+        destination = self.destination
+        model = self.destination.model if self.destination is not None else ""
         record_relayed(
             self.runtime,
             self.caller,
@@ -302,7 +344,11 @@ class RelayedRequest:
                     address=address,
                     port=port,
                     error=self.error or (str(self.status) if (self.status or 0) >= 400 else ""),
-                    usage=ReportedUsage() if usage is None else ReportedUsage(usage.prompt, usage.completion),
+                    usage=(
+                        ReportedUsage()
+                        if usage is None
+                        else ReportedUsage(usage.prompt, usage.completion)
+                    ),
                 )
             )
 
@@ -315,14 +361,20 @@ async def relay_untouched(
     path = scope["path"]
     named = path if path in ROUTES else OTHER_ROUTE
     trace = runtime.telemetry.exchange(scope, named, path=path, request_id=request_id)
-    await RelayedRequest(runtime, scope, receive, send, route, request_id, trace, time.perf_counter()).run()
+    await RelayedRequest(
+        runtime, scope, receive, send, route, request_id, trace, time.perf_counter()
+    ).run()
 
 
 def _span(trace: ExchangeTrace, scope: MutableMapping[str, Any], destination: Destination) -> Span:
     if not trace.recorded:
         return NULL_SPAN
-    named, upstream, model = name_from(scope["headers"], {}), destination.upstream, destination.model
-    trace.identify(conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model)
+    named = name_from(scope["headers"], {})
+    upstream = destination.upstream
+    model = destination.model
+    trace.identify(
+        conversation=named, tenant=destination.caller.tenant, policy=NO_POLICY, model=model
+    )
     operation = OPERATIONS.get(f"/v1{destination.path}") if scope["method"] == "POST" else None
     provider, address, port = service_at(upstream.address, upstream.name, upstream.provider)
     if operation is None:
@@ -330,12 +382,16 @@ def _span(trace: ExchangeTrace, scope: MutableMapping[str, Any], destination: De
     return trace.attempt(model, provider, address, port, operation=operation)
 
 
-async def _read_as_it_came(receive: Receive, headers: Headers, *, limit: int, hold: Hold) -> tuple[bytes, Headers]:
+async def _read_as_it_came(
+    receive: Receive, headers: Headers, *, limit: int, hold: Hold
+) -> tuple[bytes, Headers]:
     return await read_held(receive, headers, limit=limit, hold=hold), headers
 
 
 def _is_plain_json(answer: Answer) -> bool:
-    return _is_json(answer) and b"content-encoding" not in {name.lower() for name, _ in answer.headers}
+    return _is_json(answer) and b"content-encoding" not in {
+        name.lower() for name, _ in answer.headers
+    }
 
 
 def _is_json(answer: Answer) -> bool:
@@ -396,7 +452,8 @@ def _model_in(body: bytes) -> str:
 
 
 async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
-    size, more = 0, True
+    size = 0
+    more = True
     while more:
         part, more = await read_part(receive, size, limit=limit)
         size += len(part)
@@ -433,7 +490,9 @@ async def answer_models(
     about = LOG_CONTEXT.get()
     request = about.request if about is not None else ""
     runtime.telemetry.metrics.requests.labels("relayed", NO_POLICY).inc()
-    record_relayed(runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None)
+    record_relayed(
+        runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None
+    )
 
 
 async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
@@ -448,29 +507,43 @@ async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route)
         return _entry(upstream, route.model)
     if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
         return None
-    lists = await asyncio.gather(*(_models_of(runtime, each, caller, headers) for each in upstreams))
+    lists = await asyncio.gather(
+        *(_models_of(runtime, each, caller, headers) for each in upstreams)
+    )
     found: dict[str, Entry] = {}
     for upstream, entries in zip(upstreams, lists, strict=True):
         for entry in entries:
             name = entry["id"]
-            if name not in found and caller.allows(name) and upstream_for(config, name).name == upstream.name:
+            if (
+                name not in found
+                and caller.allows(name)
+                and upstream_for(config, name).name == upstream.name
+            ):
                 found[name] = entry
     return {"object": "list", "data": list(found.values())}
 
 
-async def _models_of(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+async def _models_of(
+    runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers
+) -> list[Entry]:
     listed: list[Entry] = []
     config = runtime.config
     # A client's own key is for the upstream that its requests go to, and nobody else sees it.
-    if upstream.kind == "openai" and (not upstream.passes_key or upstream is next(iter(config.upstreams.values()))):
-        with contextlib.suppress(TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError):
+    if upstream.kind == "openai" and (
+        not upstream.passes_key or upstream is next(iter(config.upstreams.values()))
+    ):
+        with contextlib.suppress(
+            TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError
+        ):
             async with asyncio.timeout(PATIENCE):
                 listed = await _asked(runtime, upstream, caller, headers)
     known = {entry["id"] for entry in listed}
     return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
 
 
-async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers) -> list[Entry]:
+async def _asked(
+    runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers
+) -> list[Entry]:
     sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
     if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
         sent.append(VERSION)
@@ -482,7 +555,9 @@ async def _asked(runtime: Runtime, upstream: UpstreamSettings, caller: Caller, h
         answer.close()
     value = json.loads(body) if answer.status == 200 else None
     data = value.get("data") if isinstance(value, dict) else None
-    entries = [each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    entries = [
+        each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)
+    ]
     return [{**_entry(upstream, each["id"]), **each} for each in entries]
 
 
@@ -492,7 +567,12 @@ def _named(config: Config, caller: Caller) -> Iterable[str]:
 
 
 def _entry(upstream: UpstreamSettings, name: str) -> Entry:
-    return {"id": name, "object": "model", "created": 0, "owned_by": upstream.provider or upstream.name}
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": upstream.provider or upstream.name,
+    }
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -506,7 +586,8 @@ class Api:
         self._managed = managed
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        runtime, method = self._runtime, scope["method"]
+        runtime = self._runtime
+        method = scope["method"]
         route = route_of(method, scope["path"])
         if route is None:
             raise NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1.")
@@ -515,7 +596,9 @@ class Api:
             return
         answers = answer_models if route.kind == "models" else relay_untouched
         answer = partial(answers, runtime, route=route)
-        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(scope, receive, send)
+        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(
+            scope, receive, send
+        )
 
 
 GOOD_FOR = 5.0
@@ -543,13 +626,17 @@ class Probes:
     async def readyz(self, request: Request) -> Response:
         draining = request.state.shutdown.draining.is_set()
         store = await self._store()
-        upstreams = await asyncio.gather(*(self._upstream(u) for u in self._runtime.config.upstreams.values()))
+        upstreams = await asyncio.gather(
+            *(self._upstream(u) for u in self._runtime.config.upstreams.values())
+        )
         names = self._runtime.config.upstreams
         ready = not draining and store == "ok" and any(upstreams)
         state = {
             "status": "ready" if ready else "draining" if draining else "not ready",
             "store": store,
-            "upstreams": {n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)},
+            "upstreams": {
+                n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)
+            },
         }
         return as_json(state, status=200 if ready else 503)
 
@@ -568,7 +655,8 @@ class Probes:
         if known is not None:
             return known
         asking = self._asking.get(base)
-        if asking is None:  # whoever asks meanwhile waits for the same answer: no key is needed to ask
+        # whoever asks meanwhile waits for the same answer: no key is needed to ask
+        if asking is None:
             asking = self._asking[base] = asyncio.create_task(self._probe(base))
             asking.add_done_callback(lambda _: self._asking.pop(base, None))
         return await asyncio.shield(asking)
@@ -589,8 +677,8 @@ async def connects(base: str) -> bool:
 async def _answers(base: str) -> bool | None:
     """Whether an upstream answers anything at all, None where nobody listens.
 
-    One that is frozen still has its connections accepted for it; one that never answered such a question may only
-    know no better.
+    One that is frozen still has its connections accepted for it; one that never answered such a
+    question may only know no better.
     """
     parts = urlsplit(base)
     secure = parts.scheme == "https"
@@ -598,11 +686,16 @@ async def _answers(base: str) -> bool | None:
     told = None
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
-            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=_handshake() if secure else None)
+            reader, writer = await asyncio.open_connection(
+                parts.hostname, port, ssl=_handshake() if secure else None
+            )
             told = secure
             try:
                 host = parts.netloc.rpartition("@")[2]
-                asked = f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                asked = (
+                    f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection:"
+                    " close\r\n\r\n"
+                )
                 if not secure:
                     writer.write(asked.encode())
                     told = bool(await reader.read(1))
@@ -616,5 +709,6 @@ async def _answers(base: str) -> bool | None:
 @cache
 def _handshake() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context

@@ -1,6 +1,7 @@
 """Weir's levers: keys, policies, windows that were learned, and the configuration.
 
-Whoever may see policies is shown them; the rest is the operator's, who changes keys and policies while Weir runs.
+Whoever may see policies is shown them; the rest is the operator's, who changes keys and policies
+while Weir runs.
 """
 
 import asyncio
@@ -42,14 +43,22 @@ PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 
 
 async def keys(asked: ManagementRequest) -> Json:
-    """Every key, revoked ones included, with what it may, and its use in the last 30 days; no secrets."""
-    wanted, runtime = (asked.limit(), asked.after(str)), asked.runtime
+    """Every key, revoked ones included, with what it may, and its use in the last 30 days; no
+    secrets.
+    """
+    wanted = (asked.limit(), asked.after(str))
+    runtime = asked.runtime
     made = await asked.store.list_keys()
-    used = {row.tenant: row for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)}
+    used = {
+        row.tenant: row
+        for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)
+    }
     stated: dict[str, KeyRow] = {}
     for each in runtime.config.keys:
         digest = key_digest(runtime.secret, each.secret.get_secret_value().encode())
-        same = {name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)}
+        same = {
+            name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)
+        }
         stated[digest] = KeyRow(digest=digest, created=0, **same)
 
     def shown(row: KeyRow) -> Json:
@@ -75,12 +84,17 @@ async def keys(asked: ManagementRequest) -> Json:
 
 
 def _limited(row: KeyRow) -> Json:
-    return {name: getattr(row, name) for name in ("name", "concurrency", "requests_per_minute", "expires")}
+    return {
+        name: getattr(row, name)
+        for name in ("name", "concurrency", "requests_per_minute", "expires")
+    }
 
 
 async def create_key(asked: ManagementRequest) -> Json:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
-    given = await asked.fields(("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow"))
+    given = await asked.fields(
+        ("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow")
+    )
     secret = create_secret()
     row = _new_key(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
     try:
@@ -92,10 +106,16 @@ async def create_key(asked: ManagementRequest) -> Json:
 
 
 async def rotate_key(asked: ManagementRequest) -> Json:
-    """Give a key another secret, told this once; what was the old one's, conversations and usage, is the new one's."""
+    """Give a key another secret, told this once; what was the old one's, conversations and usage,
+    is the new one's.
+    """
     await asked.fields(())
-    old, secret, at = await _in_force(asked), create_secret(), asked.runtime.planner.clock()
-    await asked.store.rotate_key(old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at)
+    old = await _in_force(asked)
+    secret = create_secret()
+    at = asked.runtime.planner.clock()
+    await asked.store.rotate_key(
+        old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at
+    )
     asked.runtime.take_keys(await asked.store.list_keys())
     return _made(old, secret)
 
@@ -103,7 +123,8 @@ async def rotate_key(asked: ManagementRequest) -> Json:
 async def limit_key(asked: ManagementRequest) -> Json:
     """Set some of a key's limits, from its next request on; those that are not given stay."""
     given = await asked.fields(LIMITS)
-    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    old = await _in_force(asked)
+    at = asked.runtime.planner.clock()
     limits = key_limits(given, now=at)
     if limits:
         await asked.store.change_key(old.name, limits, at)
@@ -112,53 +133,82 @@ async def limit_key(asked: ManagementRequest) -> Json:
 
 
 async def set_key_policy(asked: ManagementRequest) -> Json:
-    """Give a key another policy from its next request on, null for the default one; all else of it stays."""
+    """Give a key another policy from its next request on, null for the default one; all else of it
+    stays.
+    """
     given = await asked.fields(("policy",))
     policy = _policy_in(asked, given)
-    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    old = await _in_force(asked)
+    at = asked.runtime.planner.clock()
     await asked.store.change_key(old.name, {"policy": policy}, at, change="policy")
     asked.runtime.take_keys(await asked.store.list_keys())
     return {"name": old.name, "policy": policy}
 
 
 async def revoke_key(asked: ManagementRequest) -> Json:
-    """Revoke a key: its next request is refused. One of the file is taken out of the file instead."""
-    old, at = await _in_force(asked), asked.runtime.planner.clock()
+    """Revoke a key: its next request is refused. One of the file is taken out of the file
+    instead.
+    """
+    old = await _in_force(asked)
+    at = asked.runtime.planner.clock()
     await asked.store.revoke_key(old.name, at)
     asked.runtime.take_keys(await asked.store.list_keys())
     return {"name": old.name, "revoked": at}
 
 
 async def _in_force(asked: ManagementRequest) -> KeyRow:
-    name, rows = asked.path["key"], await asked.store.list_keys()
+    name = asked.path["key"]
+    rows = await asked.store.list_keys()
     for row in rows:
         if row.name == name and row.revoked is None:
             return row
     if any(each.name == name for each in asked.runtime.config.keys):
-        raise InvalidRequest(f"The key {name[:80]!r} stands in the configuration's file: change it there.", param="key")
+        raise InvalidRequest(
+            f"The key {name[:80]!r} stands in the configuration's file: change it there.",
+            param="key",
+        )
     known = sorted(row.name for row in rows if row.revoked is None)
     raise NotFound(f"There is no key {name[:80]!r}{nearest(name, known)}.")
 
 
 def _made(row: KeyRow, secret: str) -> Json:
-    made = {"secret": secret, "policy": row.policy, "models": list(row.models), "allow": list(row.allow)}
+    made = {
+        "secret": secret,
+        "policy": row.policy,
+        "models": list(row.models),
+        "allow": list(row.allow),
+    }
     return _limited(row) | made
 
 
 def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
     name = given.get("name")
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_KEY_NAME or not name.isprintable():
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or len(name) > MAX_KEY_NAME
+        or not name.isprintable()
+    ):
         raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
     if name.strip() in [key.name for key in asked.runtime.config.keys]:
         raise _taken(name.strip())
     policy = _policy_in(asked, given)
-    models, allow = _words(given, "models"), _words(given, "allow")
+    models = _words(given, "models")
+    allow = _words(given, "allow")
     for word in allow:
         if word not in PERMISSIONS:
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
     now = asked.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
-    return KeyRow(name=name.strip(), digest=digest, policy=policy, models=models, allow=allow, created=now, **limits)
+    return KeyRow(
+        name=name.strip(),
+        digest=digest,
+        policy=policy,
+        models=models,
+        allow=allow,
+        created=now,
+        **limits,
+    )
 
 
 def _policy_in(asked: ManagementRequest, given: dict[str, Any]) -> str | None:
@@ -171,7 +221,9 @@ def _policy_in(asked: ManagementRequest, given: dict[str, Any]) -> str | None:
 
 
 def _taken(name: str) -> InvalidRequest:
-    return InvalidRequest(f"There is a key {name!r} already, or was one: take another name.", param="name")
+    return InvalidRequest(
+        f"There is a key {name!r} already, or was one: take another name.", param="name"
+    )
 
 
 def _words(given: dict[str, Any], name: str) -> tuple[str, ...]:
@@ -190,11 +242,15 @@ Origin = Literal["preset", "file", "api"]
 
 
 async def config(asked: ManagementRequest) -> Json:
-    """Every value of the configuration that holds, secrets as ``***``, and where each came from; without policies."""
+    """Every value of the configuration that holds, secrets as ``***``, and where each came from;
+    without policies.
+    """
     effective = asked.runtime.config
     values = await asyncio.to_thread(public, effective)  # the first call makes its schema
     return {
-        "values": {name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE},
+        "values": {
+            name: value for name, value in values.items() if name not in PUBLISHED_ELSEWHERE
+        },
         "from": {dotted(at): where for at, where in effective.places.items()},
         "policies": list(effective.policies),
         "warnings": list(effective.warnings),
@@ -209,13 +265,16 @@ async def windows(asked: ManagementRequest) -> Json:
 
 
 async def forget_window(asked: ManagementRequest) -> Json:
-    """Forget what was learned of a scope: what the configuration, the upstream or the tables say holds again.
+    """Forget what was learned of a scope: what the configuration, the upstream or the tables say
+    holds again.
 
     Other processes go on with it until it expires.
     """
     scope = (await asked.fields(("scope",))).get("scope")
     if not isinstance(scope, str) or not scope or len(scope) > MAX_SCOPE_LEN:
-        raise InvalidRequest("scope must be that of a learned window, as their list has it.", param="scope")
+        raise InvalidRequest(
+            "scope must be that of a learned window, as their list has it.", param="scope"
+        )
     is_known = any(row.scope == scope for row in asked.runtime.windows.learned())
     asked.runtime.windows.forget(scope)
     if not await asked.store.forget_limit(scope) and not is_known:
@@ -226,9 +285,12 @@ async def forget_window(asked: ManagementRequest) -> Json:
 async def policies(asked: ManagementRequest) -> Json:
     """Every policy that there is, in a line each."""
     wanted = asked.limit(), asked.after(str)
-    runtime, presets = asked.runtime, preset_documents()
+    runtime = asked.runtime
+    presets = preset_documents()
     names = list(runtime.config.policies)
-    return page_of_whole(names, wanted, lambda name: _line(runtime, name, presets), lambda name: (name,))
+    return page_of_whole(
+        names, wanted, lambda name: _line(runtime, name, presets), lambda name: (name,)
+    )
 
 
 async def policy(asked: ManagementRequest) -> Json:
@@ -240,36 +302,51 @@ async def policy(asked: ManagementRequest) -> Json:
 
 
 async def put_policy(asked: ManagementRequest) -> Json | Response:
-    """Set a policy for the next request on, and keep it in the database; the body is its YAML or JSON."""
-    runtime, name = asked.runtime, asked.path["name"]
+    """Set a policy for the next request on, and keep it in the database; the body is its YAML or
+    JSON.
+    """
+    runtime = asked.runtime
+    name = asked.path["name"]
     if not NAME.fullmatch(name):
         text = "A policy's name has up to 64 letters, digits, dots, dashes and underscores."
         raise InvalidRequest(text, param="name")
     try:
         text = (await asked.body(MAX_POLICY)).decode("utf-8")
         if not text.strip():
-            raise InvalidRequest("The body must be a policy, in YAML or JSON: preset: balanced.", param="body")
+            raise InvalidRequest(
+                "The body must be a policy, in YAML or JSON: preset: balanced.", param="body"
+            )
         body = await asyncio.to_thread(_read_policy, runtime.config, name, text)
     except UnicodeDecodeError:
         raise InvalidRequest("The policy is not UTF-8.", param="body") from None
     except ConfigError as error:
         problems = list(error.problems)
-        raise InvalidRequest("; ".join(problems), param="body", weir={"problems": problems}) from None
+        raise InvalidRequest(
+            "; ".join(problems), param="body", weir={"problems": problems}
+        ) from None
     known = name in runtime.config.policies
     before = _origin_of(runtime, name) if known else "nothing"
     policy = SetPolicy(name, text, runtime.planner.clock(), body)
     kept = await _keep_policy(runtime, policy)
     runtime.set_policy(policy)
-    runtime.logger.info("policy %s was set over HTTP by the admin, before it was from: %s", name, before)
+    runtime.logger.info(
+        "policy %s was set over HTTP by the admin, before it was from: %s", name, before
+    )
     whole = _whole(runtime, name, kept=kept)
     return whole if known else as_json(whole, status=201)
 
 
 async def delete_policy(asked: ManagementRequest) -> Json:
-    """Remove a policy that was set over HTTP: the file's policy of that name, or the preset, holds again."""
-    runtime, name = asked.runtime, asked.path["name"]
+    """Remove a policy that was set over HTTP: the file's policy of that name, or the preset, holds
+    again.
+    """
+    runtime = asked.runtime
+    name = asked.path["name"]
     if name not in runtime.set_policies or _origin_of(runtime, name) != "api":
-        raise NotFound(f"No policy {name[:80]!r} was set over HTTP; the file's and presets are not removed here.")
+        raise NotFound(
+            f"No policy {name[:80]!r} was set over HTTP; the file's and presets are not removed"
+            " here."
+        )
     restored = without_set_policy(runtime.config, name)
     try:
         await runtime.store.delete_policy(name, runtime.planner.clock())
@@ -279,7 +356,9 @@ async def delete_policy(asked: ManagementRequest) -> Json:
     runtime.set_policies[name] = SetPolicy(name, "", runtime.planner.clock(), None)
     runtime.adopt(restored)
     left = _origin_of(runtime, name) if name in restored.policies else None
-    runtime.logger.info("policy %s of the API was removed by the admin, now it is from: %s", name, left or "nothing")
+    runtime.logger.info(
+        "policy %s of the API was removed by the admin, now it is from: %s", name, left or "nothing"
+    )
     return {"name": name, "deleted": True, "from": left}
 
 
@@ -293,7 +372,9 @@ async def _keep_policy(runtime: Runtime, policy: SetPolicy) -> Literal["database
     try:
         await runtime.store.save_policy(policy.name, policy.text, policy.at)
     except StoreError as error:
-        runtime.logger.error("the policy %s could not be stored, it holds in memory: %s", policy.name, error)
+        runtime.logger.error(
+            "the policy %s could not be stored, it holds in memory: %s", policy.name, error
+        )
         return "memory"
     return "database"
 
@@ -306,7 +387,8 @@ def _origin_of(runtime: Runtime, name: str) -> Origin:
 
 
 def _line(runtime: Runtime, name: str, presets: Mapping[str, Document]) -> dict[str, Any]:
-    given, settings = runtime.set_policies.get(name), runtime.config.policy(name)
+    given = runtime.set_policies.get(name)
+    settings = runtime.config.policy(name)
     document = presets.get(name, Document(name=name))
     if given is not None and given.body is not None:
         document = Document(name=name, data=given.body)
@@ -320,7 +402,9 @@ def _line(runtime: Runtime, name: str, presets: Mapping[str, Document]) -> dict[
     }
 
 
-def _whole(runtime: Runtime, name: str, *, kept: Literal["database", "memory"] | None = None) -> Json:
+def _whole(
+    runtime: Runtime, name: str, *, kept: Literal["database", "memory"] | None = None
+) -> Json:
     settings = runtime.config.policy(name)
     whole = {
         **_line(runtime, name, preset_documents()),

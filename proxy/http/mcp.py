@@ -1,9 +1,11 @@
-"""The MCP server at ``/weir/mcp``: for a client with tools of its own, the way back to what Weir removed.
+"""The MCP server at ``/weir/mcp``: for a client with tools of its own, the way back to what Weir
+removed.
 
-Two tools over streamable HTTP: ``recall(query)`` searches, ``read(ref, cursor)`` gives one text in full. The key is the
-one that the client sends to /v1: a caller reads what was removed from its own conversations and nothing else. With the
-header ``x-weir-conversation`` only that conversation is searched. Without it all of the key's are: a client that speaks
-MCP does not say which conversation it calls for. Then what is found in the one that was used last comes first.
+Two tools over streamable HTTP: ``recall(query)`` searches, ``read(ref, cursor)`` gives one text in
+full. The key is the one that the client sends to /v1: a caller reads what was removed from its own
+conversations and nothing else. With the header ``x-weir-conversation`` only that conversation is
+searched. Without it all of the key's are: a client that speaks MCP does not say which conversation
+it calls for. Then what is found in the one that was used last comes first.
 
 No session is kept, so any replica answers any request.
 """
@@ -19,7 +21,13 @@ import msgspec
 
 from policies.limits import RECALL_TOKENS
 from policies.tokens import TokenCounter
-from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
+from proxy.access.admission import (
+    credentials_in,
+    identify,
+    presented,
+    refuse_foreign_pages,
+    same_secret,
+)
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, MethodNotAllowed, ProxyError
 from proxy.http.request import as_error
@@ -45,16 +53,25 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 RECALL = (
-    "Searches what was removed from this conversation to keep it inside the context window: file contents, tool "
-    "results, earlier messages. Use it before reading or running something again. Gives passages, each with a ref."
+    "Searches what was removed from this conversation to keep it inside the context window: file"
+    " contents, tool results, earlier messages. Use it before reading or running something again."
+    " Gives passages, each with a ref."
 )
-READ = "Reads one text that was removed from this conversation, in full, by the ref that a placeholder or recall gave."
+READ = (
+    "Reads one text that was removed from this conversation, in full, by the ref that a placeholder"
+    " or recall gave."
+)
 INSTRUCTIONS = (
-    "Weir keeps this conversation inside the model's context window. Where a message says that content was removed, "
-    "recall finds it by words and read brings it back by its ref."
+    "Weir keeps this conversation inside the model's context window. Where a message says that"
+    " content was removed, recall finds it by words and read brings it back by its ref."
 )
-STORES_NOTHING = "[recall: this server is configured to store no texts (store.content), so there is nothing to search.]"
-UNAVAILABLE = "[recall: the archive cannot be read now. Go on with what is known, or try again later.]"
+STORES_NOTHING = (
+    "[recall: this server is configured to store no texts (store.content), so there is nothing to"
+    " search.]"
+)
+UNAVAILABLE = (
+    "[recall: the archive cannot be read now. Go on with what is known, or try again later.]"
+)
 NAME = b"x-weir-conversation"
 MAX_BODY = 256 * 1024
 MAX_HITS = 50
@@ -71,11 +88,16 @@ class McpServer:
         self._runtime = runtime
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; ``mcp`` is loaded with the first one, since it takes a second and 25 MB."""
+        """Answer one request; ``mcp`` is loaded with the first one, since it takes a second and 25
+        MB.
+        """
         try:
             caller = self._caller(scope)
             if scope["method"] != "POST":
-                text = "This MCP server keeps no session and sends nothing unasked: only POST is answered here."
+                text = (
+                    "This MCP server keeps no session and sends nothing unasked: only POST is"
+                    " answered here."
+                )
                 raise MethodNotAllowed(text, allowed=("POST",))
         except ProxyError as error:
             await as_error(error)(scope, receive, send)
@@ -91,7 +113,9 @@ class McpServer:
         refuse_foreign_pages(scope, self._runtime.config, has_key=bool(credential))
         token = self._runtime.config.admin_token
         if token is not None and same_secret(credential, token.get_secret_value()):
-            raise Forbidden("The admin token reads no originals: send the key of the caller that sent them.")
+            raise Forbidden(
+                "The admin token reads no originals: send the key of the caller that sent them."
+            )
         return identify(scope, self._runtime.keyring, self._runtime.guesses)
 
 
@@ -121,7 +145,9 @@ def _manager(removed: "RemovedTexts") -> "StreamableHTTPSessionManager":
 
     async def call_tool(_: object, params: types.CallToolRequestParams) -> types.CallToolResult:
         text, is_error = await removed.answer(params.name, params.arguments or {})
-        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=is_error)
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=text)], is_error=is_error
+        )
 
     server = Server(
         "weir",
@@ -130,17 +156,27 @@ def _manager(removed: "RemovedTexts") -> "StreamableHTTPSessionManager":
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-    return StreamableHTTPSessionManager(server, stateless=True, json_response=True, max_request_body_size=MAX_BODY)
+    return StreamableHTTPSessionManager(
+        server, stateless=True, json_response=True, max_request_body_size=MAX_BODY
+    )
 
 
 DEFINITIONS: Sequence[tuple[str, str, Mapping[str, Any], Sequence[str]]] = (
-    ("recall", RECALL, {"query": {"type": "string", "description": "words or identifiers"}}, ("query",)),
+    (
+        "recall",
+        RECALL,
+        {"query": {"type": "string", "description": "words or identifiers"}},
+        ("query",),
+    ),
     (
         "read",
         READ,
         {
             "ref": {"type": "string", "description": "12 hexadecimal digits"},
-            "cursor": {"type": "integer", "description": "the byte to go on from, 0 for the beginning"},
+            "cursor": {
+                "type": "integer",
+                "description": "the byte to go on from, 0 for the beginning",
+            },
         },
         ("ref",),
     ),
@@ -193,7 +229,9 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         return await asyncio.to_thread(tell_found, result, room=RECALL_TOKENS, counter=counter)
 
     async def _placed(self, rows: Sequence[Original]) -> list[Past]:
-        """The texts with their conversations, those of the conversation that was used last at the end."""
+        """The texts with their conversations, those of the conversation that was used last at the
+        end.
+        """
         store = self.runtime.store
         tenant = self.caller.tenant
         newest: Sequence[ConversationRow] = ()
@@ -214,11 +252,15 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         tenant = self.caller.tenant
         original = await store.original(tenant, call.ref)
         past = (
-            past_of(original) if original is not None else covered_by(call.ref, await store.covered(tenant, call.ref))
+            past_of(original)
+            if original is not None
+            else covered_by(call.ref, await store.covered(tenant, call.ref))
         )
         if past is None:
             return _answer(UNKNOWN, counter)
-        return await asyncio.to_thread(tell_page, past, call.cursor, room=RECALL_TOKENS, counter=counter)
+        return await asyncio.to_thread(
+            tell_page, past, call.cursor, room=RECALL_TOKENS, counter=counter
+        )
 
 
 def _answer(text: str, counter: TokenCounter) -> RecallAnswer:

@@ -1,4 +1,5 @@
-"""What was seen and taken: tokens and dollars by key, health with its alerts, figures over time, and the audit.
+"""What was seen and taken: tokens and dollars by key, health with its alerts, figures over time,
+and the audit.
 
 What goes through at this moment is told as it is stored: any replica tells of all of them.
 """
@@ -32,7 +33,17 @@ KINDS: tuple[By, ...] = get_args(By)
 
 
 TAKEN = (
-    *("requests", "failed", "tokens_before", "tokens_after", "prompt", "cached", "completion", "priced", "unpriced"),
+    *(
+        "requests",
+        "failed",
+        "tokens_before",
+        "tokens_after",
+        "prompt",
+        "cached",
+        "completion",
+        "priced",
+        "unpriced",
+    ),
     *("estimated", "cost", "cost_saved", "summarizer_tokens", "summarizer_cost", "tokens_saved"),
 )
 """What requests took, in the order of the JSON."""
@@ -41,7 +52,11 @@ TAKEN_BY = ("tenant", "key", "group", *TAKEN)
 
 def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> Json:
     """What the requests of one key took, or of one group of them."""
-    whose = {"tenant": row.tenant, "key": names.get(row.tenant), "group": row.group if by is not None else None}
+    whose = {
+        "tenant": row.tenant,
+        "key": names.get(row.tenant),
+        "group": row.group if by is not None else None,
+    }
     return {**whose, **taken([row]), "first": row.first, "last": row.last}
 
 
@@ -57,19 +72,29 @@ def taken(rows: Sequence[UsageRow]) -> Json:
 
 
 def beside_cost(*, unpriced: float, estimated: float) -> str:
-    """What a sum of costs leaves out, and what in it is estimated, as words; empty where there is neither."""
+    """What a sum of costs leaves out, and what in it is estimated, as words; empty where there is
+    neither.
+    """
     kinds = ((unpriced, "without a price"), (estimated, "by Weir's own count"))
-    return ", ".join(f"{number:,.0f} request{'' if number == 1 else 's'} {kind}" for number, kind in kinds if number)
+    return ", ".join(
+        f"{number:,.0f} request{'' if number == 1 else 's'} {kind}"
+        for number, kind in kinds
+        if number
+    )
 
 
 async def usage(asked: ManagementRequest) -> Json:
-    """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or conversation.
+    """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or
+    conversation.
 
-    Days are those of UTC: the one of ``since`` is counted whole. Deleted conversations are counted, without a name. The
-    most forwarded tokens come first; a caller sees its own, the operator every key's.
+    Days are those of UTC: the one of ``since`` is counted whole. Deleted conversations are counted,
+    without a name. The most forwarded tokens come first; a caller sees its own, the operator every
+    key's.
     """
-    limit, by = asked.limit(), asked.word("by", KINDS)
-    since, start = day_of(asked.since("30d")), asked.start()
+    limit = asked.limit()
+    by = asked.word("by", KINDS)
+    since = day_of(asked.since("30d"))
+    start = asked.start()
     rows = await asked.store.usage(asked.tenant, since=since, by=by)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
@@ -117,10 +142,15 @@ def conversation_health(
 
 
 async def health(asked: ManagementRequest) -> Json:
-    """The open alerts over the caller's conversations, the newest first, and how many there are of each level."""
-    limit, after = asked.limit(), asked.after(float, str, str, str)
+    """The open alerts over the caller's conversations, the newest first, and how many there are of
+    each level.
+    """
+    limit = asked.limit()
+    after = asked.after(float, str, str, str)
     rows, counts = await asked.store.open_alerts(asked.tenant, limit=limit + 1, after=after)
-    found = page(rows, limit, alert_of, lambda row: (row.at, row.kind, row.tenant, row.conversation))
+    found = page(
+        rows, limit, alert_of, lambda row: (row.at, row.kind, row.tenant, row.conversation)
+    )
     status = next((level for level in LEVELS if counts.get(level)), "ok")
     return {"status": status, "open": {level: counts.get(level, 0) for level in LEVELS}, **found}
 
@@ -138,11 +168,13 @@ ENDED = (0, "", 0, 0)
 
 
 async def audit(asked: ManagementRequest) -> Json:
-    """The rows of the caller's audit, newest first, those of deleted conversations included; for the operator of all.
+    """The rows of the caller's audit, newest first, those of deleted conversations included; for
+    the operator of all.
 
     ``type`` leaves one kind of row.
     """
-    limit, kind = asked.limit(), asked.word("type", tuple(map(str, AuditType)))
+    limit = asked.limit()
+    kind = asked.word("type", tuple(map(str, AuditType)))
     of_all = asked.tenant is None
     after = asked.after(float, str, int) if of_all else asked.after(int)
     rows = await asked.store.audit(asked.tenant, kind=kind, limit=limit + 1, after=after)
@@ -154,13 +186,19 @@ async def audit(asked: ManagementRequest) -> Json:
 
 
 async def conversation_audit(asked: ManagementRequest) -> Json:
-    """What batches took out of the conversation's window or made shorter, and its rows in the audit, newest first."""
-    limit, given = asked.limit(), asked.after(float, str, int, int, int)
+    """What batches took out of the conversation's window or made shorter, and its rows in the
+    audit, newest first.
+    """
+    limit = asked.limit()
+    given = asked.after(float, str, int, int, int)
     row = await asked.conversation()
     evicted, seen = (None, None) if given is None else (given[:4], given[4:])
-    rows, told = list[EvictionRow](), list[AuditRow]()
+    rows = list[EvictionRow]()
+    told = list[AuditRow]()
     if evicted is None or evicted[1]:
-        rows = await asked.store.evictions(row.tenant, conversation=row, limit=limit + 1, after=evicted)
+        rows = await asked.store.evictions(
+            row.tenant, conversation=row, limit=limit + 1, after=evicted
+        )
     if seen is None or seen[0]:
         told = await asked.store.audit(row.tenant, conversation=row.id, limit=limit + 1, after=seen)
     following = None
@@ -169,7 +207,9 @@ async def conversation_audit(asked: ManagementRequest) -> Json:
         place = ENDED if last is None else (last.at, last.branch, last.version, last.position)
         following = cursor_of((*place, told[limit - 1].seq if len(told) > limit else 0))
     return {
-        "data": [fields_of(each, ref=each.digest.hex()[:12], freed=each.freed) for each in rows[:limit]],
+        "data": [
+            fields_of(each, ref=each.digest.hex()[:12], freed=each.freed) for each in rows[:limit]
+        ],
         "events": [_audited(each) for each in told[:limit]],
         "next": following,
     }
@@ -202,7 +242,14 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
 UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
 PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
-STEPS: Mapping[str, int] = {"1m": 60, "5m": 300, "15m": 900, "1h": 3_600, "6h": 21_600, "1d": 86_400}
+STEPS: Mapping[str, int] = {
+    "1m": 60,
+    "5m": 300,
+    "15m": 900,
+    "1h": 3_600,
+    "6h": 21_600,
+    "1d": 86_400,
+}
 MAX_POINTS = 2_000
 POLLED_EVERY = 1.0
 BEATS_EVERY = 15.0
@@ -225,7 +272,8 @@ COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "compl
 
 
 async def series(asked: ManagementRequest) -> Json:
-    """A metric of the caller's requests over time, step by step; the operator gets that of everybody's.
+    """A metric of the caller's requests over time, step by step; the operator gets that of
+    everybody's.
 
     ``store_bytes``, the size of the database, is for the operator.
     """
@@ -235,19 +283,25 @@ async def series(asked: ManagementRequest) -> Json:
     if metric in OPERATORS_METRICS and asked.tenant is not None:
         raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
     step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
-    since, now = asked.since("24h"), asked.runtime.planner.clock()
+    since = asked.since("24h")
+    now = asked.runtime.planner.clock()
     if (now - since) / step > MAX_POINTS:
-        raise InvalidRequest(f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step")
+        raise InvalidRequest(
+            f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step"
+        )
     if metric == "store_bytes":
         newest = {int(at // step): float(size) for at, size in await asked.store.sizes()}
-        unit, values = "bytes", _points(newest, metric, since=since, until=now, step=step)
+        unit = "bytes"
+        values = _points(newest, metric, since=since, until=now, step=step)
     else:
         rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
         unit, values = values_of(rows, metric, since=since, until=now, step=step)
     return {"metric": metric, "unit": unit, "step": step, "since": since, "data": values}
 
 
-def values_of(rows: Sequence[Figures], metric: Metric, *, since: float, until: float, step: int) -> tuple[str, Points]:
+def values_of(
+    rows: Sequence[Figures], metric: Metric, *, since: float, until: float, step: int
+) -> tuple[str, Points]:
     """The unit of a metric, and its value at each step between two moments."""
     fallback = ("tokens" if metric in COUNTED else "requests", lambda row: getattr(row, metric))
     unit, value = VALUES.get(metric, fallback)
@@ -255,31 +309,40 @@ def values_of(rows: Sequence[Figures], metric: Metric, *, since: float, until: f
     return unit, _points(known, metric, since=since, until=until, step=step)
 
 
-def _points(known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int) -> Points:
+def _points(
+    known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int
+) -> Points:
     empty = None if metric in UNMEASURED_IS_NULL else 0
     places = range(math.floor(since / step), math.floor(until / step) + 1)
     return [{"at": float(step * n), "value": known.get(n, empty)} for n in places]
 
 
 def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -> dict[str, int]:
-    """Bytes by which the store grew in each period, as far as its size is known for so long; ``sizes`` oldest first."""
+    """Bytes by which the store grew in each period, as far as its size is known for so long;
+    ``sizes`` oldest first.
+    """
     known = ((period, [then for at, then in sizes if at <= now - ago]) for period, ago in PERIODS)
     return {period: size - then[-1] for period, then in known if then}
 
 
 async def live(asked: ManagementRequest) -> Response:
-    """The caller's requests as they are stored, as server-sent events: ``request``, whose data is the request as JSON.
+    """The caller's requests as they are stored, as server-sent events: ``request``, whose data is
+    the request as JSON.
 
-    The operator hears of everybody's. The stream ends after ten minutes; whoever wants more comes again.
+    The operator hears of everybody's. The stream ends after ten minutes; whoever wants more comes
+    again.
     """
     headers = {"cache-control": "no-transform", "x-accel-buffering": "no"}
     return StreamingResponse(events(asked), media_type="text/event-stream", headers=headers)
 
 
 async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
-    store, clock, loop = asked.store, asked.runtime.planner.clock, asyncio.get_running_loop()
+    store = asked.store
+    clock = asked.runtime.planner.clock
+    loop = asyncio.get_running_loop()
     begun = quiet = loop.time()
-    since, seen = clock(), set[str]()
+    since = clock()
+    seen = set[str]()
     yield b"retry: 3000\n\n"
     while loop.time() - begun < ENDS_AFTER and not asked.shutdown.draining.is_set():
         await asyncio.sleep(POLLED_EVERY)

@@ -16,7 +16,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 
 from proxy.config.values import moment_in
-from proxy.errors import Conflict, Forbidden, InvalidJSON, InvalidRequest, NotFound, ProxyError, RequestTooLarge
+from proxy.errors import (
+    Conflict,
+    Forbidden,
+    InvalidJSON,
+    InvalidRequest,
+    NotFound,
+    ProxyError,
+    RequestTooLarge,
+)
 from proxy.monitor import shown
 from proxy.runtime import Runtime
 from proxy.server import App, Shutdown
@@ -34,10 +42,14 @@ Json = dict[str, Any]
 
 
 def fields_of(row: msgspec.Struct, *, without: Collection[str] = (), **own: object) -> Json:
-    """The fields of a row as JSON has them, bytes as hexadecimal, those in ``own`` in their place or after them."""
+    """The fields of a row as JSON has them, bytes as hexadecimal, those in ``own`` in their place
+    or after them.
+    """
     values = {**msgspec.structs.asdict(row), **own}
     plain = {name: each.hex() if isinstance(each, bytes) else each for name, each in values.items()}
-    return dict(msgspec.to_builtins({name: each for name, each in plain.items() if name not in without}))
+    return dict(
+        msgspec.to_builtins({name: each for name, each in plain.items() if name not in without})
+    )
 
 
 Zone = Literal["green", "yellow", "orange", "red", "critical"]
@@ -63,9 +75,10 @@ def decision_of(row: ExchangeRow) -> Json:
 
 
 def _recommendation(row: ExchangeRow) -> str:
-    """What an operator might do: ``enlarge`` where rungs were needed repeatedly or nothing helped, ``enforce`` where
-    what was needed was only observed; where nothing was done, ``prepare`` from orange on and ``watch`` in yellow;
-    else ``none``."""
+    """What an operator might do: ``enlarge`` where rungs were needed repeatedly or nothing helped,
+    ``enforce`` where what was needed was only observed; where nothing was done, ``prepare`` from
+    orange on and ``watch`` in yellow; else ``none``.
+    """
     if row.detail.get("too_small") or row.outcome == REFUSED:
         return "enlarge"
     if row.action in ACTED:
@@ -93,7 +106,9 @@ JSON = "application/json"
 OWN = "/weir/{rest}"
 """The route under which requests to Weir's own pages and API are counted."""
 NOT_KEPT = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it says that it is."""
+"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it
+says that it is.
+"""
 MAX_ROWS = 500
 MAX_DIGITS = 15
 MAX_VERSION_DIGITS = 9
@@ -188,7 +203,9 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         shape: Any = tuple[tuple(IN_CURSOR[kind] for kind in kinds)]  # type: ignore[misc]  # made of what is asked for
         try:
             given = cursor[: MAX_CURSOR_LEN + 1].encode("ascii")
-            return list(msgspec.json.decode(urlsafe_b64decode(given + b"=" * (-len(given) % 4)), type=shape))
+            return list(
+                msgspec.json.decode(urlsafe_b64decode(given + b"=" * (-len(given) % 4)), type=shape)
+            )
         except (ValueError, RecursionError):
             raise InvalidRequest(
                 "cursor must be the next of the page before, as it was given.", param="cursor"
@@ -227,8 +244,9 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         return int(given)
 
     async def conversation(self, name: str | None = None) -> ConversationRow:
-        """The caller's conversation with this name or id, that of the path without one; for the operator the one used
-        last. Raises NotFound."""
+        """The caller's conversation with this name or id, that of the path without one; for the
+        operator the one used last. Raises NotFound.
+        """
         name = self.path["id"] if name is None else name
         row = None
         if len(name) <= MAX_NAME_LEN and name.isprintable():
@@ -246,7 +264,10 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         rows = await self.store.conversations(None, limit=MAX_NAMES)
         ids = sorted(each.id for each in rows if name in (each.name, each.id))
         if len(ids) > 1:
-            text = f"{len(ids)} conversations of different keys are called {name[:80]!r}: name one by its id."
+            text = (
+                f"{len(ids)} conversations of different keys are called {name[:80]!r}: name one by"
+                " its id."
+            )
             raise InvalidRequest(text, param="id", weir={"ids": ids[:NAMES_SHOWN]})
         return row
 
@@ -254,7 +275,9 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await read_body(self.receive, limit=limit)
         except RequestTooLarge:
-            raise RequestTooLarge(f"The body is larger than {limit} bytes, the most that is read here.") from None
+            raise RequestTooLarge(
+                f"The body is larger than {limit} bytes, the most that is read here."
+            ) from None
 
     async def fields(self, known: Collection[str]) -> dict[str, object]:
         """The fields of the body, none but ``known`` ones; an empty body has none."""
@@ -273,9 +296,13 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
-    """The parameters of a query string. Raises InvalidRequest for one that is not ``known`` or comes twice."""
+    """The parameters of a query string. Raises InvalidRequest for one that is not ``known`` or
+    comes twice.
+    """
     try:
-        given = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+        given = parse_qs(
+            raw.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_PARAMETERS
+        )
     except ValueError:
         raise InvalidRequest(f"There are more than {MAX_PARAMETERS} parameters.") from None
     for name, values in given.items():
@@ -288,7 +315,11 @@ def query_of(raw: bytes, known: Collection[str]) -> dict[str, str]:
 
 
 def cursor_of(place: Place) -> str:
-    return urlsafe_b64encode(json.dumps(list(place), separators=(",", ":")).encode()).rstrip(b"=").decode()
+    return (
+        urlsafe_b64encode(json.dumps(list(place), separators=(",", ":")).encode())
+        .rstrip(b"=")
+        .decode()
+    )
 
 
 def page(rows: Sequence[Row], limit: int, show: Callable[[Row], Json], place: PlaceOf[Row]) -> Json:
@@ -304,9 +335,14 @@ def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row],
 
 
 def page_of_whole(
-    rows: Sequence[Row], asked: tuple[int, Place | None], show: Callable[[Row], Json], place: PlaceOf[Row]
+    rows: Sequence[Row],
+    asked: tuple[int, Place | None],
+    show: Callable[[Row], Json],
+    place: PlaceOf[Row],
 ) -> Json:
-    """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they come behind."""
+    """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they
+    come behind.
+    """
     limit, after = asked
     start = 0
     if after is not None:
@@ -318,13 +354,17 @@ def page_of_whole(
 
 
 def gone() -> InvalidRequest:
-    return InvalidRequest("What cursor points at is not in the list any more: begin again without it.", param="cursor")
+    return InvalidRequest(
+        "What cursor points at is not in the list any more: begin again without it.", param="cursor"
+    )
 
 
 class Counted:
     """ASGI middleware: requests are counted under one route, and every answer has ``headers``."""
 
-    def __init__(self, app: App, *, metrics: Metrics, route: str = OWN, headers: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, app: App, *, metrics: Metrics, route: str = OWN, headers: Mapping[str, str] = {}
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._route = route

@@ -1,9 +1,11 @@
-"""The management API: what Weir knows of a caller's conversations, the originals of what it removed, and its levers.
+"""The management API: what Weir knows of a caller's conversations, the originals of what it
+removed, and its levers.
 
-One table says what is routed and who may ask, openapi.json what it takes and gives. A caller sees its own
-conversations only; for everybody else's it gets the 404 of what does not exist. The admin token sees and changes all of
-them, and reads no originals. docs/api.md describes every route of the table. The document names no conversation, key or
-policy of this installation, so it is given to anybody who asks: a client or a gateway reads it before it has a key.
+One table says what is routed and who may ask, openapi.json what it takes and gives. A caller sees
+its own conversations only; for everybody else's it gets the 404 of what does not exist. The admin
+token sees and changes all of them, and reads no originals. docs/api.md describes every route of the
+table. The document names no conversation, key or policy of this installation, so it is given to
+anybody who asks: a client or a gateway reads it before it has a key.
 """
 
 import asyncio
@@ -21,7 +23,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, request_response
 
 from policies.health import KEPT
-from proxy.access.admission import credentials_in, identify, presented, refuse_foreign_pages, same_secret
+from proxy.access.admission import (
+    credentials_in,
+    identify,
+    presented,
+    refuse_foreign_pages,
+    same_secret,
+)
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, MethodNotAllowed, NotFound
 from proxy.http import archive, conversations, levers, reports
@@ -42,7 +50,8 @@ class ManagementRoute(msgspec.Struct, frozen=True):
         query: its parameters.
         statuses: of answers that are no errors; what a handler returns as JSON goes with the first.
         rows: how many rows a list gives where no limit is asked for, ``most`` how many at most.
-        asker: who may ask: ``anyone``, whoever has a ``key``, the ``caller`` with its own key, the ``operator``.
+        asker: who may ask: ``anyone``, whoever has a ``key``, the ``caller`` with its own key, the
+        ``operator``.
     """
 
     method: str
@@ -123,12 +132,18 @@ class Management:
         self._runtime = runtime
 
     def routes(self) -> list[BaseRoute]:
-        made = [Route(f"/{each.pattern}", partial(self._answer, each), methods=[each.method]) for each in ROUTES]
-        self._patterns = [(each, route.path_regex) for each, route in zip(ROUTES, made, strict=True)]
+        made = [
+            Route(f"/{each.pattern}", partial(self._answer, each), methods=[each.method])
+            for each in ROUTES
+        ]
+        self._patterns = [
+            (each, route.path_regex) for each, route in zip(ROUTES, made, strict=True)
+        ]
         return [*made, Mount("", request_response(self._otherwise))]
 
     async def _answer(self, route: ManagementRoute, request: Request) -> Response:
-        runtime, headers = self._runtime, self._credentials(request)
+        runtime = self._runtime
+        headers = self._credentials(request)
         query = request.scope["query_string"]
         if route.handler is None:
             query_of(query, route.query)
@@ -154,7 +169,9 @@ class Management:
 
     async def _otherwise(self, request: Request) -> Response:
         """What no route answers: another method, or another path."""
-        headers, method, path = self._credentials(request), request.method, request.scope["path"].removeprefix("/weir")
+        headers = self._credentials(request)
+        method = request.method
+        path = request.scope["path"].removeprefix("/weir")
         there = [route for route, pattern in self._patterns if pattern.match(path)]
         allowed = [route.method for route in there]
         allowed += ["HEAD", "OPTIONS"] if "GET" in allowed else ["OPTIONS"]
@@ -184,8 +201,14 @@ class Management:
 def _nothing_at(path: list[str]) -> NotFound:
     patterns = [route.pattern.split("/") for route in ROUTES]
     if path[0] == "conversations" and len(path) > 2:
-        parts = dict.fromkeys(each[2] for each in patterns if each[0] == "conversations" and len(each) > 2)
-        return NotFound(f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}.")
+        parts = dict.fromkeys(
+            each[2] for each in patterns if each[0] == "conversations" and len(each) > 2
+        )
+        return NotFound(
+            f"A conversation has no {'/'.join(path[2:])[:40]!r} here: there are {', '.join(parts)}."
+        )
     top = list(dict.fromkeys(each[0] for each in patterns))
     where = "/".join(path)[:80]
-    return NotFound(f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}.")
+    return NotFound(
+        f"There is nothing at {PREFIX}{where}: there are {', '.join(top[:-1])} and {top[-1]}."
+    )

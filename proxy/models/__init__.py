@@ -1,1 +1,3 @@
-"""What is known about a model: its window and prices by name, and the limits that hold on one upstream."""
+"""What is known about a model: its window and prices by name, and the limits that hold on one
+upstream.
+"""

@@ -1,13 +1,14 @@
 """What is known about a model: window, input and output limits, prices.
 
-Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's table (a data file;
-litellm is not imported), and as a last resort four times the output limit. A smaller limit that an upstream stated in
-an error stands above all of them while it lasts.
+Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's
+table (a data file; litellm is not imported), and as a last resort four times the output limit. A
+smaller limit that an upstream stated in an error stands above all of them while it lasts.
 
-``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider has one below the
-window. litellm's ``max_input_tokens`` is W for most models and I for others, see ``_SEPARATE``. An upstream is asked
-once and for a while: OpenAI's listing says nothing about windows, but vLLM, llama.cpp, OpenRouter and LM Studio put it
-there, llama.cpp says it in ``/props`` and Ollama in ``/api/show``.
+``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider
+has one below the window. litellm's ``max_input_tokens`` is W for most models and I for others, see
+``_SEPARATE``. An upstream is asked once and for a while: OpenAI's listing says nothing about
+windows, but vLLM, llama.cpp, OpenRouter and LM Studio put it there, llama.cpp says it in ``/props``
+and Ollama in ``/api/show``.
 """
 
 import asyncio
@@ -34,14 +35,17 @@ from proxy.tap import ReportedUsage
 
 logger = logging.getLogger("weir.models")
 
-Source = Literal["policy", "rule", "upstream", "learned", "table", "family", "last_resort", "unknown"]
+Source = Literal[
+    "policy", "rule", "upstream", "learned", "table", "family", "last_resort", "unknown"
+]
 
 _TABLE = "model_prices_and_context_window_backup.json"
 _MODES = frozenset({"chat", "completion", "responses"})
 
 _SEPARATE: Mapping[tuple[int, int], tuple[int, int]] = {
-    # (max_input_tokens, max_output_tokens) of the table -> (W, I). All rows with these pairs are OpenAI's
-    # gpt-5 and later: its pages state a window of 400,000 and 128,000 output, its errors a limit of 272,000.
+    # (max_input_tokens, max_output_tokens) of the table -> (W, I). All rows with these pairs are
+    # OpenAI's gpt-5 and later: its pages state a window of 400,000 and 128,000 output, its errors a
+    # limit of 272,000.
     (272_000, 128_000): (400_000, 272_000),
     (400_000, 128_000): (400_000, 272_000),
     (922_000, 128_000): (1_050_000, 922_000),
@@ -51,7 +55,8 @@ _SEPARATE: Mapping[tuple[int, int], tuple[int, int]] = {
 }
 
 _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
-    # prefix, W, I, longest output: for names newer than the table; the first match, and the smallest of a family.
+    # prefix, W, I, longest output: for names newer than the table; the first match, and the
+    # smallest of a family.
     ("gpt-3.5-turbo", 16_385, None, 4_096),
     ("gpt-4-turbo", 128_000, None, 4_096),
     ("gpt-4.1", 1_047_576, None, 32_768),
@@ -70,7 +75,9 @@ _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
 )
 
 LONG = 1_000_000
-"""Tokens of the window of a model whose name ends with ``[1m]``, or that Anthropic is asked for with that beta."""
+"""Tokens of the window of a model whose name ends with ``[1m]``, or that Anthropic is asked for
+with that beta.
+"""
 _LONG_TAG = "[1m]"
 BETA = b"anthropic-beta"
 _LONG_BETA = b"context-1m-"
@@ -78,7 +85,8 @@ _EXTENDED_FROM = 200_000  # a smaller window is a server's of its own
 _LATEST = re.compile(r"[-@]latest$")
 _VERSION = re.compile(r"\d+(?:[-.]\d+)*")
 _DATE = re.compile(r"(?:[-@](?:\d{4}-\d{2}-\d{2}|20\d{6}|latest))+$")
-_ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")  # OpenRouter's variants with the same window
+# OpenRouter's variants with the same window
+_ROUTE = re.compile(r":(?:free|nitro|floor|online|exacto|beta)$")
 _DEARER = re.compile(rb'"(in|out)put_cost_per_token_above_(\d+)k_tokens":\s*([\d.eE+-]+)')
 _TUNED = re.compile(r"^ft:([^:]+):.*$")
 _MAX_WARNED = 1000
@@ -139,13 +147,18 @@ def _cliff(row: _Row, raw: msgspec.Raw) -> Cliff | None:
     if not above or not row.input_cost_per_token:
         return None
     answer = dearer.get((b"out", above), 0.0) / (row.output_cost_per_token or 1.0)
-    return Cliff(1000 * above, round(dearer[b"in", above] / row.input_cost_per_token, 3), round(answer, 3) or 1.0)
+    return Cliff(
+        1000 * above,
+        round(dearer[b"in", above] / row.input_cost_per_token, 3),
+        round(answer, 3) or 1.0,
+    )
 
 
 def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
     limit = sensible_tokens(row.max_input_tokens) or sensible_tokens(row.max_tokens)
     longest = sensible_tokens(row.max_output_tokens)
-    window, max_input = limit, None
+    window = limit
+    max_input = None
     if limit and longest and (limit, longest) in _SEPARATE:
         window, max_input = _SEPARATE[limit, longest]
     return ModelFacts(
@@ -162,7 +175,9 @@ def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
 
 
 def long_name(model: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """The name under which a model's window is looked up and learned: with ``[1m]`` where a beta asks for that."""
+    """The name under which a model's window is looked up and learned: with ``[1m]`` where a beta
+    asks for that.
+    """
     asks = any(name == BETA and _LONG_BETA in value for name, value in headers)
     return f"{model}{_LONG_TAG}" if asks and not is_long(model) else model
 
@@ -193,9 +208,11 @@ class ModelRegistry:
         return len(self._table)
 
     def known(self, model: str) -> ModelFacts:
-        """What the table says of a name: exact, then without prefix, date or route, then its family.
+        """What the table says of a name: exact, then without prefix, date or route, then its
+        family.
 
-        ``claude-opus-latest``, where the table has no such name, is the newest ``claude-opus-`` that it has.
+        ``claude-opus-latest``, where the table has no such name, is the newest ``claude-opus-``
+        that it has.
         """
         return ModelFacts() if len(model) > _MAX_NAME_LEN else self._remembered(plain_name(model))
 
@@ -213,7 +230,9 @@ class ModelRegistry:
             return newest
         for prefix, window, max_input, longest in _FAMILIES:
             if bare.startswith(prefix):
-                return ModelFacts(window=window, max_input=max_input, max_output=longest, source="family")
+                return ModelFacts(
+                    window=window, max_input=max_input, max_output=longest, source="family"
+                )
         return ModelFacts()
 
     def _newest(self, line: str) -> ModelFacts | None:
@@ -222,7 +241,11 @@ class ModelRegistry:
             found: dict[tuple[int, ...], ModelFacts] = {}
             for name, facts in names.items():
                 version = _DATE.sub("", name).removeprefix(f"{line}-")
-                if name.startswith(f"{line}-") and facts.window is not None and _VERSION.fullmatch(version):
+                if (
+                    name.startswith(f"{line}-")
+                    and facts.window is not None
+                    and _VERSION.fullmatch(version)
+                ):
                     found[tuple(map(int, re.split("[-.]", version)))] = facts
             if found:
                 return found[max(found)]
@@ -240,7 +263,9 @@ class ModelRegistry:
         if upstream_facts is not None:
             merged = _over(merged, upstream_facts)
         if is_long(model) and (merged.window or _EXTENDED_FROM) >= _EXTENDED_FROM:
-            merged = _over(merged, ModelFacts(window=max(LONG, merged.window or LONG), source="family"))
+            merged = _over(
+                merged, ModelFacts(window=max(LONG, merged.window or LONG), source="family")
+            )
         stated = ModelFacts(window=settings.window, source="policy")
         for better in (_from_rule(rule_for(self.rules, plain_name(model))), stated):
             merged = _over(merged, better) if better is not None else merged
@@ -254,7 +279,9 @@ class ModelRegistry:
             return facts
         if model not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(model)
-            logger.warning("no window known for model %r: assuming 4 x %d output tokens", model[:200], longest)
+            logger.warning(
+                "no window known for model %r: assuming 4 x %d output tokens", model[:200], longest
+            )
         return dataclasses.replace(facts, window=4 * longest, source="last_resort")
 
 
@@ -278,16 +305,29 @@ def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
 def _from_rule(rule: ModelRule | None) -> ModelFacts | None:
     if rule is None:
         return None
-    stated = {name: getattr(rule.prices, name) for name in ("input", "output", "cache_read", "cache_write")}
-    prices = {f"{name}_price": price / MILLION for name, price in stated.items() if price is not None}
-    return ModelFacts(window=rule.window, max_input=rule.max_input, max_output=rule.max_output, source="rule", **prices)
+    stated = {
+        name: getattr(rule.prices, name)
+        for name in ("input", "output", "cache_read", "cache_write")
+    }
+    prices = {
+        f"{name}_price": price / MILLION for name, price in stated.items() if price is not None
+    }
+    return ModelFacts(
+        window=rule.window,
+        max_input=rule.max_input,
+        max_output=rule.max_output,
+        source="rule",
+        **prices,
+    )
 
 
 _BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d{1,2})(?!\d)")
 
 
 def binds_reasoning(model: str) -> bool:
-    """If a model signs what it thinks for all that stands before it (platform.claude.com, "Preserved thinking")."""
+    """If a model signs what it thinks for all that stands before it (platform.claude.com,
+    "Preserved thinking").
+    """
     found = _BINDING.search(model.lower())
     if found is None:
         return False
@@ -298,8 +338,8 @@ def binds_reasoning(model: str) -> bool:
 def spellings(model: str) -> tuple[str, ...]:
     """Names under which a table may list the model, most exact first.
 
-    ``openrouter/anthropic/claude-sonnet-4.5:free`` also is ``anthropic/claude-sonnet-4.5``, ``claude-sonnet-4.5`` and
-    ``claude-sonnet-4-5``; ``gpt-4o-2031-01-01`` also is ``gpt-4o``.
+    ``openrouter/anthropic/claude-sonnet-4.5:free`` also is ``anthropic/claude-sonnet-4.5``,
+    ``claude-sonnet-4.5`` and ``claude-sonnet-4-5``; ``gpt-4o-2031-01-01`` also is ``gpt-4o``.
     """
     name = model.lower()
     whole = [name, _TUNED.sub(r"\1", name), _ROUTE.sub("", name)]
@@ -310,7 +350,9 @@ def spellings(model: str) -> tuple[str, ...]:
 
 
 def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
-    """By the last part of ``provider/…/name``; where providers differ the smallest window, without prices."""
+    """By the last part of ``provider/…/name``; where providers differ the smallest window, without
+    prices.
+    """
     found: dict[str, ModelFacts] = {}
     for name, facts in table.items():
         if "/" not in name or facts.window is None:
@@ -322,7 +364,10 @@ def _by_bare_name(table: Mapping[str, ModelFacts]) -> dict[str, ModelFacts]:
         elif held != facts:
             low = min(held, facts, key=lambda each: each.window or 0)
             found[bare] = ModelFacts(
-                window=low.window, max_input=low.max_input, max_output=low.max_output, source="table"
+                window=low.window,
+                max_input=low.max_input,
+                max_output=low.max_output,
+                source="table",
             )
     return found
 
@@ -372,7 +417,9 @@ class Probe:
             await asyncio.wait({task}, timeout=PATIENCE)
         return self.known(key, model)
 
-    def ask_later(self, key: str, base_url: str, model: str, fetch: Fetch) -> asyncio.Task[None] | None:
+    def ask_later(
+        self, key: str, base_url: str, model: str, fetch: Fetch
+    ) -> asyncio.Task[None] | None:
         if not self.is_due(key):
             return None
         task = self._asking.get(key)
@@ -389,7 +436,9 @@ class Probe:
         if model not in answer.models:
             answer.anything = parse_props(await _json(fetch, f"{root}/props"))
             if answer.anything is None:
-                shown = parse_show(await _json(fetch, f"{root}/api/show", json.dumps({"model": model}).encode()))
+                shown = parse_show(
+                    await _json(fetch, f"{root}/api/show", json.dumps({"model": model}).encode())
+                )
                 answer.models = {**answer.models, **({model: shown} if shown is not None else {})}
         self._answers[key] = answer
 
@@ -406,14 +455,15 @@ async def _json(fetch: Fetch, url: str, body: bytes | None = None) -> Any:
 def parse_upstream_models(answer: object) -> dict[str, ModelFacts]:
     """What ``GET /v1/models`` says beyond names, by id.
 
-    vLLM and SGLang ``max_model_len``, llama.cpp ``meta.n_ctx`` (not ``n_ctx_train``), OpenRouter ``context_length``,
-    ``top_provider`` and ``pricing``, LM Studio ``loaded_context_length``, Groq ``context_window``, Mistral
-    ``max_context_length``, Anthropic ``max_input_tokens``.
+    vLLM and SGLang ``max_model_len``, llama.cpp ``meta.n_ctx`` (not ``n_ctx_train``), OpenRouter
+    ``context_length``, ``top_provider`` and ``pricing``, LM Studio ``loaded_context_length``, Groq
+    ``context_window``, Mistral ``max_context_length``, Anthropic ``max_input_tokens``.
     """
     entries = answer.get("data", answer.get("models")) if isinstance(answer, Mapping) else answer
     found: dict[str, ModelFacts] = {}
     for entry in map(_mapping, entries if isinstance(entries, list) else ()):
-        name, facts = entry.get("id"), _from_entry(entry)
+        name = entry.get("id")
+        facts = _from_entry(entry)
         if isinstance(name, str) and facts.window is not None:
             found[name] = facts
     return found
@@ -427,9 +477,13 @@ _OUTPUTS = ("max_completion_tokens", "max_output_tokens")
 
 
 def _from_entry(entry: Mapping[str, object]) -> ModelFacts:
-    meta, top = _mapping(entry.get("meta")), _mapping(entry.get("top_provider"))
+    meta = _mapping(entry.get("meta"))
+    top = _mapping(entry.get("top_provider"))
     prices = _mapping(entry.get("pricing"))
-    stated = [sensible_tokens(meta.get("n_ctx")), *(sensible_tokens(entry.get(name)) for name in _WINDOWS)]
+    stated = [
+        sensible_tokens(meta.get("n_ctx")),
+        *(sensible_tokens(entry.get(name)) for name in _WINDOWS),
+    ]
     window = next((value for value in stated if value is not None), None)
     routed = sensible_tokens(top.get("context_length"))
     longest = [sensible_tokens(part.get(name)) for part in (top, entry) for name in _OUTPUTS]
@@ -453,20 +507,29 @@ def parse_props(answer: object) -> ModelFacts | None:
 _NUM_CTX = re.compile(r"^num_ctx[ \t]+(\d{1,9})[ \t]*$", re.MULTILINE)
 OLLAMA_DEFAULT = 4_096
 """Tokens that Ollama allots on a small GPU where neither the model nor the operator says
-(docs.ollama.com/context-length); it cuts longer prompts without an error, so the smallest default counts."""
+(docs.ollama.com/context-length); it cuts longer prompts without an error, so the smallest default
+counts.
+"""
 
 
 def parse_show(answer: object) -> ModelFacts | None:
     """Ollama's ``POST /api/show``: ``num_ctx``, else its default."""
     body = _mapping(answer)
     info = _mapping(body.get("model_info"))
-    trained = next((sensible_tokens(value) for key, value in info.items() if key.endswith(".context_length")), None)
+    trained = next(
+        (sensible_tokens(value) for key, value in info.items() if key.endswith(".context_length")),
+        None,
+    )
     parameters = body.get("parameters")
     stated = _NUM_CTX.search(parameters[:65_536]) if isinstance(parameters, str) else None
     if stated is None and trained is None:
         return None
     allotted = sensible_tokens(int(stated.group(1))) if stated else OLLAMA_DEFAULT
-    window = min(each for each in (allotted, trained) if each is not None) if allotted or trained else None
+    window = (
+        min(each for each in (allotted, trained) if each is not None)
+        if allotted or trained
+        else None
+    )
     return ModelFacts(window=window, source="upstream")
 
 
@@ -507,13 +570,16 @@ class PriceList:
 
 
 def price_list(stated: str | None, *, model: str, facts: ModelFacts) -> PriceList:
-    """What was ``stated`` (a provider's name, or input,read,write,output), else the model's prices, else a default.
+    """What was ``stated`` (a provider's name, or input,read,write,output), else the model's prices,
+    else a default.
 
     Raises BadPrices for a statement that is neither.
     """
     if stated is not None or facts.input_price is None:
         return _stated(DEFAULT_PRICES if stated is None else stated)
-    plain, read, write = facts.input_price, facts.cache_read_price, facts.cache_write_price
+    plain = facts.input_price
+    read = facts.cache_read_price
+    write = facts.cache_write_price
     prices = TokenPrices(
         plain,
         plain if read is None else read,
@@ -534,9 +600,13 @@ def _stated(stated: str) -> PriceList:
         numbers = []
     if len(numbers) != 4 or not all(0 <= number < 1 for number in numbers):
         known = ", ".join(PROVIDERS)
-        raise BadPrices(f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output")
+        raise BadPrices(
+            f"{stated} is neither one of {known} nor four dollar prices: input,read,write,output"
+        )
     plain, read, write, answer = numbers
-    return PriceList(prices=TokenPrices(plain, read, write, answer, minimum=MINIMUM), dollars=True, source=stated)
+    return PriceList(
+        prices=TokenPrices(plain, read, write, answer, minimum=MINIMUM), dollars=True, source=stated
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -545,12 +615,18 @@ def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
     if facts.input_price is None:
         return None
     listed = price_list(None, model=model, facts=facts).prices
-    read = facts.cache_read_price if facts.cache_read_price is not None else CACHED_PRICE * facts.input_price
+    read = (
+        facts.cache_read_price
+        if facts.cache_read_price is not None
+        else CACHED_PRICE * facts.input_price
+    )
     return TokenPrices(listed.input, read, listed.cache_write, listed.output, cliff=listed.cliff)
 
 
 def cost_of(prices: TokenPrices, usage: ReportedUsage) -> float:
-    prompt, cached, written = usage.prompt or 0, usage.cached or 0, usage.written or 0
+    prompt = usage.prompt or 0
+    cached = usage.cached or 0
+    written = usage.written or 0
     plain = max(0, prompt - cached - written)
     read = prices.input * plain + prices.cache_read * cached + prices.cache_write * written
     return tiered(prices, prompt, read, usage.completion or 0)

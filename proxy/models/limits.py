@@ -1,14 +1,16 @@
-"""The limits of a model on one upstream: what everybody says of its window, and what the upstream has taught.
+"""The limits of a model on one upstream: what everybody says of its window, and what the upstream
+has taught.
 
-Limits are per scope: the upstream's origin, the model, and whose account it is, because the same model name has another
-window on another account. Learned are limits of every kind that an upstream refuses by (tokens, images, entries,
-bytes), whether it counts the answer into the window, whether it binds thinking to what it was signed for, and the ratio
-of reported to estimated tokens.
+Limits are per scope: the upstream's origin, the model, and whose account it is, because the same
+model name has another window on another account. Learned are limits of every kind that an upstream
+refuses by (tokens, images, entries, bytes), whether it counts the answer into the window, whether
+it binds thinking to what it was signed for, and the ratio of reported to estimated tokens.
 
-An error that names the limit is believed; a window below what has passed lately only for the request that it refused,
-until it is named again: behind one name there may be several servers. An error without a number is narrowed down
-between the most that passed and the least that was refused: after one refusal the next request may come close to what
-failed, after a second it stays within what has passed. When the time is up, or more has passed, the search begins anew.
+An error that names the limit is believed; a window below what has passed lately only for the
+request that it refused, until it is named again: behind one name there may be several servers. An
+error without a number is narrowed down between the most that passed and the least that was refused:
+after one refusal the next request may come close to what failed, after a second it stays within
+what has passed. When the time is up, or more has passed, the search begins anew.
 """
 
 import asyncio
@@ -34,20 +36,24 @@ from proxy.store.records import CalibrationRow, LimitRow, StoreError
 
 TOKENS = "tokens"
 COUNTED_IN = "completion"
-"""The upstream counts the answer into the window, and refuses what could not be answered at full length."""
+"""The upstream counts the answer into the window, and refuses what could not be answered at full
+length.
+"""
 BINDING = "binding"
 """The model signs what it thinks for what stands before it."""
 
 
 class Write(Protocol):
-    async def __call__(self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]) -> None: ...
+    async def __call__(
+        self, *, calibrations: Sequence[CalibrationRow], limits: Sequence[LimitRow]
+    ) -> None: ...
 
 
 class LearnedLimits:
     """Of each scope and kind the most that its upstream takes, until that expires.
 
-    Kinds are those of refusals (``proxy.upstream.overflow``), and facts without a number, whose limit is 0. Times are
-    seconds since the epoch.
+    Kinds are those of refusals (``proxy.upstream.overflow``), and facts without a number, whose
+    limit is 0. Times are seconds since the epoch.
     """
 
     MIN_LIMIT = 256  # tokens
@@ -65,10 +71,11 @@ class LearnedLimits:
         self._passed: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def learn(self, scope: str, limit: int, *, now: float, kind: str = TOKENS) -> LimitRow | None:
-        """The row that now holds: an hour after one error, a day once a second one agrees; None if implausible.
+        """The row that now holds: an hour after one error, a day once a second one agrees; None if
+        implausible.
 
-        While a smaller limit lasts, a larger one changes nothing. A window below what has passed is believed the second
-        time that it is named, and for ten minutes: until then it is None.
+        While a smaller limit lasts, a larger one changes nothing. A window below what has passed is
+        believed the second time that it is named, and for ten minutes: until then it is None.
         """
         key = scope, kind
         if isinstance(limit, bool) or limit < (self.MIN_LIMIT if kind == TOKENS else 0):
@@ -84,11 +91,15 @@ class LearnedLimits:
         agreed = held is not None and held.limit == limit
         seen = held.seen + 1 if held is not None and agreed else 1
         lasts = self.CONFIRMED if agreed or kind != TOKENS else self.ONCE
-        return self._put(LimitRow(scope=scope, kind=kind, limit=limit, seen=seen, expires=now + lasts), now)
+        return self._put(
+            LimitRow(scope=scope, kind=kind, limit=limit, seen=seen, expires=now + lasts), now
+        )
 
     def know(self, scope: str, kind: str, *, now: float) -> LimitRow:
         """The row of a fact without a number."""
-        return self._put(LimitRow(scope=scope, kind=kind, limit=0, seen=1, expires=now + self.LASTING), now)
+        return self._put(
+            LimitRow(scope=scope, kind=kind, limit=0, seen=1, expires=now + self.LASTING), now
+        )
 
     def _doubt(self, key: tuple[str, str], limit: int, now: float) -> LimitRow | None:
         named, at = self._doubted.pop(key, (0, 0.0))
@@ -99,9 +110,13 @@ class LearnedLimits:
             return None
         self._passed.pop(key)
         scope, kind = key
-        return self._put(LimitRow(scope=scope, kind=kind, limit=limit, seen=2, expires=now + self.DOUBTED), now)
+        return self._put(
+            LimitRow(scope=scope, kind=kind, limit=limit, seen=2, expires=now + self.DOUBTED), now
+        )
 
-    def refused(self, scope: str, amount: int, *, now: float, kind: str = TOKENS) -> LimitRow | None:
+    def refused(
+        self, scope: str, amount: int, *, now: float, kind: str = TOKENS
+    ) -> LimitRow | None:
         """The row that holds after a refusal without a number of a request of such an ``amount``.
 
         None where it tells nothing: as much has passed, or a smaller limit is known.
@@ -117,7 +132,9 @@ class LearnedLimits:
         refusals = held.seen + 1 if held is not None and guessed else 1
         limit = amount - 1 if refusals == 1 else passed or int(amount * self.UNTRIED)
         self._inferred.add(key)
-        row = LimitRow(scope=scope, kind=kind, limit=max(limit, least), seen=refusals, expires=now + self.ONCE)
+        row = LimitRow(
+            scope=scope, kind=kind, limit=max(limit, least), seen=refusals, expires=now + self.ONCE
+        )
         return self._put(row, now)
 
     def largest(self, scope: str) -> int:
@@ -140,7 +157,9 @@ class LearnedLimits:
         known = {(row.scope, row.kind): row for row in rows}
         news = {key: row for key, row in known.items() if row.limit >= self._passed.get(key, 0)}
         newer = {
-            key: row for key, row in news.items() if (own := self._rows.get(key)) is None or own.expires < row.expires
+            key: row
+            for key, row in news.items()
+            if (own := self._rows.get(key)) is None or own.expires < row.expires
         }
         self._rows |= newer
         return bool(newer)
@@ -180,23 +199,35 @@ ACCOUNT_DIGITS = 16  # of a tenant's 32
 MIN_SAMPLE = 400  # under it a template's fixed preamble outweighs the text
 LAST_RESORT_FLOOR = 16_384
 HELD_FOR = 2.0
-STEP = 0.01  # by which a ratio moves at least: half of the margin that is kept for such errors anyway
+# by which a ratio moves at least: half of the margin that is kept for such errors anyway
+STEP = 0.01
 SAVED_WITHIN = 0.25
 TRUNCATED = 0.1
-"""Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated one."""
+"""Share of an estimate that no answered prompt has reached, for the usage to be that of a truncated
+one.
+"""
 GROWN = 0.1
 BELOW_WINDOW = 1 / 8
 TIMES_NEW = 3  # estimates are not calibrated here: the usage may have spoilt that
 UNKNOWN_WINDOW = 128_000  # four times 32K, the usual output limit
-KNOWN_HOSTS = (".openai.com", ".azure.com", ".anthropic.com", ".googleapis.com", ".mistral.ai", ".x.ai")
+KNOWN_HOSTS = (
+    ".openai.com",
+    ".azure.com",
+    ".anthropic.com",
+    ".googleapis.com",
+    ".mistral.ai",
+    ".x.ai",
+)
 UNSURE = frozenset({"last_resort", "unknown"})
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """``counted`` is the scope of the calibration: estimators that count differently are not calibrated together.
+    """``counted`` is the scope of the calibration: estimators that count differently are not
+    calibrated together.
 
-    ``believed`` are the tokens that the model takes at the most, whatever a policy makes of them for one request: what
-    is decided for one such number holds for it alone. ``most`` has what the upstream takes beside tokens, by kind.
+    ``believed`` are the tokens that the model takes at the most, whatever a policy makes of them
+    for one request: what is decided for one such number holds for it alone. ``most`` has what the
+    upstream takes beside tokens, by kind.
     """
 
     budget: TokenBudget
@@ -207,8 +238,11 @@ class ModelLimits(msgspec.Struct, frozen=True):
     most: Mapping[str, int] = NO_LIMITS
 
     def may_fit(self, tokens: int) -> bool:
-        """Whether so much fits if the count is right to the token, or nobody but the upstream knows."""
-        budget, used = self.budget, self.budget.estimate(tokens)
+        """Whether so much fits if the count is right to the token, or nobody but the upstream
+        knows.
+        """
+        budget = self.budget
+        used = self.budget.estimate(tokens)
         room = min(budget.window - budget.reserve, budget.max_input or budget.window)
         return used <= room or self.facts.source in UNSURE
 
@@ -223,7 +257,9 @@ class ModelLimits(msgspec.Struct, frozen=True):
             reserve=min(budget.reserve, max(1, window // 4)),
             floor=min(budget.floor, window // FLOOR_PARTS),
             headroom=min(budget.headroom, window // RECALLED_PARTS),
-            max_input=budget.max_input if budget.max_input is not None and budget.max_input < window else None,
+            max_input=budget.max_input
+            if budget.max_input is not None and budget.max_input < window
+            else None,
             caps={name: cap * window // budget.window for name, cap in budget.caps.items()},
         )
         return msgspec.structs.replace(self, budget=smaller, believed=min(self.believed, window))
@@ -239,7 +275,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def account_of(upstream: UpstreamSettings, caller: Caller) -> str:
-    """Whose account at an upstream: the caller's where its credential goes up, however often that is a new one."""
+    """Whose account at an upstream: the caller's where its credential goes up, however often that
+    is a new one.
+    """
     is_own = upstream.passes_key and caller.credential
     return f"{upstream.origin} {caller.tenant[:ACCOUNT_DIGITS] if is_own else '-'}"
 
@@ -258,7 +296,9 @@ class ModelLimitsResolver:
     _unsaved: set[str] = field(default_factory=set)
     _drifts: dict[str, Drift] = field(default_factory=dict)
     _learned: dict[tuple[str, str], LimitRow] = field(default_factory=dict)
-    _held: dict[tuple[object, ...], tuple[float, ModelLimits, ContextSettings]] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], tuple[float, ModelLimits, ContextSettings]] = field(
+        default_factory=dict
+    )
 
     def learned(self) -> tuple[LimitRow, ...]:
         return self.limits.rows(now=self.clock())
@@ -268,7 +308,9 @@ class ModelLimitsResolver:
         self._learned = {key: row for key, row in self._learned.items() if row.scope != scope}
         self._held.clear()
 
-    def follow(self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()) -> None:
+    def follow(
+        self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()
+    ) -> None:
         """Take over what is stored, as far as others have seen more than this process."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
@@ -299,7 +341,15 @@ class ModelLimitsResolver:
 
         What held a moment ago holds again, unless something was learned since.
         """
-        key = (model, max_tokens, id(settings), upstream.name, caller.tenant, bool(caller.credential), exact)
+        key = (
+            model,
+            max_tokens,
+            id(settings),
+            upstream.name,
+            caller.tenant,
+            bool(caller.credential),
+            exact,
+        )
         held = self._held.get(key)
         now = self.clock()
         if held is not None and held[0] > now:
@@ -325,7 +375,8 @@ class ModelLimitsResolver:
         limits = ModelLimits(budget, facts, scope, counted, believed, self._most(scope, now))
         if len(self._held) >= MAX_SCOPES:
             self._held.clear()
-        self._held[key] = now + HELD_FOR, limits, settings  # these, so that their identity stays theirs
+        # these, so that their identity stays theirs
+        self._held[key] = now + HELD_FOR, limits, settings
         return limits
 
     async def _facts(
@@ -341,12 +392,15 @@ class ModelLimitsResolver:
 
         def merged(limit: int | None) -> ModelFacts:
             stated = self.probe.known(key, plain_name(model))
-            facts = self.registry.facts(model, settings=settings, upstream_facts=stated, max_tokens=limit)
+            facts = self.registry.facts(
+                model, settings=settings, upstream_facts=stated, max_tokens=limit
+            )
             return limited(replace(facts, window=_window(facts)), learned)
 
         if settings.window is not None or learned is not None or not _worth_asking(upstream):
             return merged(max_tokens)
-        is_due, fetch = self.probe.is_due(key), partial(self.fetch, upstream, caller)
+        is_due = self.probe.is_due(key)
+        fetch = partial(self.fetch, upstream, caller)
         facts = merged(None if is_due else max_tokens)
         if is_due and (facts.source in UNSURE or not self.probe.has_answered(key)):
             await self.probe.ask(key, upstream.base_url or "", plain_name(model), fetch)
@@ -379,7 +433,9 @@ class ModelLimitsResolver:
         return row is not None
 
     def learn_cut(self, scope: str, window: int, *, counted: str) -> None:
-        """A window in which the upstream cuts in silence, as two requests have shown; what it counted was not all."""
+        """A window in which the upstream cuts in silence, as two requests have shown; what it
+        counted was not all.
+        """
         for _ in range(2):
             self.learn(scope, window)
         self._calibrations.pop(counted, None)
@@ -391,7 +447,9 @@ class ModelLimitsResolver:
         self._keep(self.limits.refused(scope, amount, now=self.clock(), kind=kind))
 
     def is_too_little(self, known: ModelLimits, sent: int, prompt: int) -> bool:
-        """Whether a request is longer than any that was answered, and its usage is not: a window ends there."""
+        """Whether a request is longer than any that was answered, and its usage is not: a window
+        ends there.
+        """
         most = (1.0 - TRUNCATED) * known.budget.estimate(sent)
         return known.budget.reported and prompt <= self.limits.largest(known.scope) < most
 
@@ -401,8 +459,8 @@ class ModelLimitsResolver:
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """What is planned with moves in steps, each stored before it is used: a request that is sent again after a
-        crash is planned as it was.
+        """What is planned with moves in steps, each stored before it is used: a request that is
+        sent again after a crash is planned as it was.
         """
         used = self._calibrations.get(scope) or Calibration()
         before = self._observed.get(scope, used)
@@ -423,7 +481,9 @@ class ModelLimitsResolver:
         return after
 
     def take_drift(self, scope: str) -> Drift | None:
-        """Given once: it begins with the first response that is off and ends with the next one that is not."""
+        """Given once: it begins with the first response that is off and ends with the next one that
+        is not.
+        """
         return self._drifts.pop(scope, None) if self._drifts else None
 
     @property
@@ -440,7 +500,10 @@ class ModelLimitsResolver:
         if self.write is None or not self.has_learned:
             return True
         calibrations, limits = self.unsaved()
-        scopes, self._unsaved, learned, self._learned = self._unsaved, set(), self._learned, {}
+        scopes = self._unsaved
+        self._unsaved = set()
+        learned = self._learned
+        self._learned = {}
         try:
             await self.write(calibrations=calibrations, limits=limits)
         except StoreError as error:
@@ -466,16 +529,20 @@ class ModelLimitsResolver:
 
 
 def cut_at(prompt: int, *, new: int) -> int | None:
-    """The window in which a server may have cut what it was not asked to cut (Ollama), None where it may not.
+    """The window in which a server may have cut what it was not asked to cut (Ollama), None where
+    it may not.
 
-    One that cuts leaves out whole messages: what it has read ends just below its window, and is more than what is new.
+    One that cuts leaves out whole messages: what it has read ends just below its window, and is
+    more than what is new.
     """
     window = 1 << max(0, prompt - 1).bit_length()
     return window if prompt >= (1.0 - BELOW_WINDOW) * window and prompt > TIMES_NEW * new else None
 
 
 def stays_cut(thread: Thread, prompt: int, sent: int, window: int) -> bool:
-    """Whether what a server reads of a conversation stays the same, just below one window, while that grows."""
+    """Whether what a server reads of a conversation stays the same, just below one window, while
+    that grows.
+    """
     first, before = thread.still or (0, 1)
     growth = sent / before - 1.0 if window // 2 < first <= window else -1.0
     if growth < 0.0 or (growth >= GROWN and prompt > first * (1.0 + growth / 4)):
@@ -497,7 +564,11 @@ def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | 
 def _known(settings: ContextSettings, facts: ModelFacts) -> int:
     """Where nobody knows the window, it is the one that the policy was designed for."""
     is_unsure = facts.source in UNSURE
-    return settings.designed_for if is_unsure and settings.designed_for else facts.window or UNKNOWN_WINDOW
+    return (
+        settings.designed_for
+        if is_unsure and settings.designed_for
+        else facts.window or UNKNOWN_WINDOW
+    )
 
 
 def _window(facts: ModelFacts) -> int:
@@ -514,7 +585,9 @@ def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
         return facts
     if facts.window is not None and facts.window <= learned:
         return facts
-    max_input = facts.max_input if facts.max_input is not None and facts.max_input < learned else None
+    max_input = (
+        facts.max_input if facts.max_input is not None and facts.max_input < learned else None
+    )
     return replace(facts, window=learned, max_input=max_input, source="learned")
 
 

@@ -1,6 +1,7 @@
 """What a request weighs beside its tokens, where its upstream is known to take only so much of it.
 
-Nothing is weighed of what no limit is known for. What an image measures is kept, since reading it takes long.
+Nothing is weighed of what no limit is known for. What an image measures is kept, since reading it
+takes long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ SIZES = frozenset({"image_side", "image_bytes", "many_images_side"})
 
 
 class Extent(NamedTuple):
-    """Of a message's images the longest side in pixels and the longest base64; of all its media the bytes."""
+    """Of a message's images the longest side in pixels and the longest base64; of all its media the
+    bytes.
+    """
 
     side: int
     length: int
@@ -36,8 +39,12 @@ class Scales:
     def __init__(self) -> None:
         self._extents: dict[bytes, Extent] = {}
 
-    def loads(self, request: ClientRequest, transcript: Transcript, most: Mapping[str, int]) -> tuple[Load, ...]:
-        """The loads of a request that are above what its upstream takes (``most``, by kind) as it came."""
+    def loads(
+        self, request: ClientRequest, transcript: Transcript, most: Mapping[str, int]
+    ) -> tuple[Load, ...]:
+        """The loads of a request that are above what its upstream takes (``most``, by kind) as it
+        came.
+        """
         if request.messages is None:
             return ()
         pieces = _as_it_came(transcript)
@@ -49,7 +56,11 @@ class Scales:
         return tuple(load for load in found if load.is_too_much(pieces))
 
     def amount(
-        self, kind: str, request: ClientRequest, transcript: Transcript, pieces: Sequence[PlannedMessage] | None
+        self,
+        kind: str,
+        request: ClientRequest,
+        transcript: Transcript,
+        pieces: Sequence[PlannedMessage] | None,
     ) -> int:
         """What goes up of a kind, 0 where it cannot be known; of the size of images the largest."""
         sent = _as_it_came(transcript) if pieces is None else pieces
@@ -70,11 +81,23 @@ class Scales:
             return Load(kind, limit, each, each, own=1)
         if kind == "bytes":
             sizes = tuple(map(len, request.messages or ()))
-            media = (self._extent(request, transcript, i).size if count else 0 for i, count in enumerate(images))
+            media = (
+                self._extent(request, transcript, i).size if count else 0
+                for i, count in enumerate(images)
+            )
             bare = tuple(size - less for size, less in zip(sizes, media, strict=True))
-            return Load(kind, limit, sizes, bare, fixed=max(0, len(request.body) - sum(sizes)), own=OWN_BYTES, letter=1)
+            return Load(
+                kind,
+                limit,
+                sizes,
+                bare,
+                fixed=max(0, len(request.body) - sum(sizes)),
+                own=OWN_BYTES,
+                letter=1,
+            )
         large = tuple(
-            count if count and self._size(kind, request, transcript, i) > limit else 0 for i, count in enumerate(images)
+            count if count and self._size(kind, request, transcript, i) > limit else 0
+            for i, count in enumerate(images)
         )
         of_many = Load("images", MANY_IMAGES, images, none) if kind == "many_images_side" else None
         return Load(kind, 0, large, none, instead=of_many)
@@ -108,7 +131,8 @@ def _entries(request: ClientRequest, length: int) -> tuple[int, ...]:
         return (1,) * length
     head = len(request.messages.head)
     return tuple(
-        0 if n < head else len(split_array(b"[" + bytes(raw) + b"]") or b"-") for n, raw in enumerate(request.messages)
+        0 if n < head else len(split_array(b"[" + bytes(raw) + b"]") or b"-")
+        for n, raw in enumerate(request.messages)
     )
 
 

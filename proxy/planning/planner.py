@@ -1,7 +1,8 @@
 """Recognise, plan, store: what becomes of one request's messages before it goes up.
 
-Nothing in here may cost the client its request. If planning fails, the oldest turns are dropped until the rest
-fits; if that fails too, the request goes up as it came. If the store fails, the edits hold in memory.
+Nothing in here may cost the client its request. If planning fails, the oldest turns are dropped
+until the rest fits; if that fails too, the request goes up as it came. If the store fails, the
+edits hold in memory.
 """
 
 import asyncio
@@ -18,7 +19,14 @@ from cachetools import LRUCache
 
 from policies.effects import BEFORE_MODEL, Effect, Failed, Reply, Returned, Save, StateSaved, step
 from policies.ledger import ConversationState, Decision, PlannedMessage
-from policies.limits import CLOSE, BucketExceeded, BudgetUnreachable, Limits, TokenBudget, limits_for
+from policies.limits import (
+    CLOSE,
+    BucketExceeded,
+    BudgetUnreachable,
+    Limits,
+    TokenBudget,
+    limits_for,
+)
 from policies.loads import Load
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import notes_of
@@ -77,7 +85,9 @@ class _Decided(NamedTuple):
 
 
 class Planner(msgspec.Struct, frozen=True, kw_only=True):
-    """Plans the requests of one process; ``saved`` is told why the state of a conversation was saved."""
+    """Plans the requests of one process; ``saved`` is told why the state of a conversation was
+    saved.
+    """
 
     transcripts: Transcripts
     conversations: Conversations
@@ -90,12 +100,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     workers: Workers = msgspec.field(default_factory=Workers)
     scales: Scales = msgspec.field(default_factory=Scales)
     _limits: dict[tuple[int, int], Limits] = msgspec.field(default_factory=dict)
-    _refused: LRUCache[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = msgspec.field(
-        default_factory=lambda: LRUCache(MAX_REFUSED)
+    _refused: LRUCache[tuple[object, ...], tuple[tuple[object, ...], dict[str, Any]]] = (
+        msgspec.field(default_factory=lambda: LRUCache(MAX_REFUSED))
     )
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded, span = ["store"] if self.settler.failing else [], asked.span
+        degraded = ["store"] if self.settler.failing else []
+        span = asked.span
         try:
             at = span.now() if span.recorded else 0
             read = await self._read(asked, may_sample=True)
@@ -107,9 +118,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                     asked.tenant, transcript, seed=read.seed, name=asked.name, resumes=asked.resumes
                 )
             except StoreError as error:
-                log.error("the store cannot be read, the conversation starts anew in memory: %s", error)
+                log.error(
+                    "the store cannot be read, the conversation starts anew in memory: %s", error
+                )
                 degraded.append("store")
-                match = self.conversations.begin(asked.tenant, transcript, name=asked.name, resumes=asked.resumes)
+                match = self.conversations.begin(
+                    asked.tenant, transcript, name=asked.name, resumes=asked.resumes
+                )
             thread = match.thread
             transcript = match.transcript
             if span.recorded:
@@ -124,7 +139,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             if span.recorded:
                 at = span.since(at, "limits")
             loads = self._loads(asked, transcript, limits)
-            if read.sampled and (loads or asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits)):
+            if read.sampled and (
+                loads or asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits)
+            ):
                 read = await self._read(asked)
                 transcript = match.like(read.transcript)
                 span.since(at, "read")
@@ -164,28 +181,37 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
-        """The request with the edits that are known of its conversation and no others, and its calibrated tokens.
+        """The request with the edits that are known of its conversation and no others, and its
+        calibrated tokens.
 
         Nothing is stored, and no model is asked. Raises StoreError.
         """
-        request, settings, limits = asked.request, asked.settings, await asked.limits()
+        request = asked.request
+        settings = asked.settings
+        limits = await asked.limits()
         read = await self._read(asked)
-        match = await self.conversations.find(asked.tenant, read.transcript, seed=read.seed, name=asked.name)
-        known, transcript = ConversationState(), read.transcript
+        match = await self.conversations.find(
+            asked.tenant, read.transcript, seed=read.seed, name=asked.name
+        )
+        known = ConversationState()
+        transcript = read.transcript
         if match is not None and not settings.observes and settings.manages:
             view = await self.conversations.view(match.thread, limits.believed)
-            known, transcript = match.thread.known_at(view, match.length), match.transcript
+            known = match.thread.known_at(view, match.length)
+            transcript = match.transcript
         draft = standing(transcript, known)
         same = not read.marked and not draft.changed
         roles = [message.role for message in transcript.messages]
         raws = (
             None
             if same
-            else render(draft.pieces, request.messages or (), read.marked, roles=roles, codec=request.codec)
+            else render(
+                draft.pieces, request.messages or (), read.marked, roles=roles, codec=request.codec
+            )
         )
-        return rewritten(request, messages=raws, pruned=[d.name for d in draft.pruned]), limits.budget.estimate(
-            draft.tokens
-        )
+        return rewritten(
+            request, messages=raws, pruned=[d.name for d in draft.pruned]
+        ), limits.budget.estimate(draft.tokens)
 
     async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.
@@ -196,36 +222,54 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             body = asked.request.body
             with contextlib.suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(asked.request)
-            return Plan(body=body, degraded=("store", "plan") if self.settler.failing else ("plan",))
-        decided, refused, degraded = None, None, recognized.degraded
+            return Plan(
+                body=body, degraded=("store", "plan") if self.settler.failing else ("plan",)
+            )
+        decided = None
+        refused = None
+        degraded = recognized.degraded
         try:
-            decided = self._passed(asked, recognized) or await self._decide_or_refuse(asked, recognized)
+            decided = self._passed(asked, recognized) or await self._decide_or_refuse(
+                asked, recognized
+            )
         except ProxyError:
             raise
         except BudgetUnreachable as error:
             refusal = too_long(error)
             if asked.settings.observes:
                 refused = refusal.code
-            elif isinstance(error, BucketExceeded) or not recognized.limits.may_fit(recognized.transcript.tokens):
+            elif isinstance(error, BucketExceeded) or not recognized.limits.may_fit(
+                recognized.transcript.tokens
+            ):
                 raise refusal from None
         except Exception:
             log.exception("planning failed; the request goes on without it")
-            decided, degraded = _trimmed(asked, recognized), (*degraded, "plan")
+            decided = _trimmed(asked, recognized)
+            degraded = (*degraded, "plan")
         sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
         is_close = sent is not None and sent > CLOSE * recognized.policy_limits.trigger
-        if not await self.announce(recognized, asked.id, model=asked.request.model, is_close=is_close, span=asked.span):
+        if not await self.announce(
+            recognized, asked.id, model=asked.request.model, is_close=is_close, span=asked.span
+        ):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
         return self._written(asked, recognized, plan, decided)
 
-    async def harder(self, asked: PlanRequest, before: Plan, *, attempt: int, window: int | None = None) -> Plan | None:
-        """A smaller request, None where there is none; ``window`` is one that only this request has met."""
+    async def harder(
+        self, asked: PlanRequest, before: Plan, *, attempt: int, window: int | None = None
+    ) -> Plan | None:
+        """A smaller request, None where there is none; ``window`` is one that only this request has
+        met.
+        """
         if before.recognized is None:
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
             recognized = await self._anew(asked, before.recognized, window=window)
-            aim = min(recognized.limits.budget.soft_limit, int(sent * HARDER[min(attempt, len(HARDER)) - 1]))
+            aim = min(
+                recognized.limits.budget.soft_limit,
+                int(sent * HARDER[min(attempt, len(HARDER)) - 1]),
+            )
             try:
                 decided = await self._decide(asked, recognized, ceiling=aim)
             except BudgetUnreachable:
@@ -239,7 +283,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return self._written(asked, recognized, before, decided) if smaller else None
 
     async def lighter(self, asked: PlanRequest, before: Plan) -> Plan | None:
-        """The request within what its upstream is now known to take beside tokens; None where it is as it was."""
+        """The request within what its upstream is now known to take beside tokens; None where it is
+        as it was.
+        """
         if before.recognized is None:
             return None
         try:
@@ -250,7 +296,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return None if plan.body == before.body else plan
 
-    async def _anew(self, asked: PlanRequest, recognized: Recognized, *, window: int | None = None) -> Recognized:
+    async def _anew(
+        self, asked: PlanRequest, recognized: Recognized, *, window: int | None = None
+    ) -> Recognized:
         """The same request within what is known of its limits now, counted to the token."""
         limits = await asked.limits()
         if window is not None:
@@ -269,20 +317,27 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             loads=self._loads(asked, transcript, limits),
         )
 
-    def _loads(self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits) -> tuple[Load, ...]:
+    def _loads(
+        self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits
+    ) -> tuple[Load, ...]:
         if asked.settings.observes or not limits.most:
             return ()
         loads = self.scales.loads(asked.request, transcript, limits.most)
         # of what the provider holds no entries and no bytes go up
-        return tuple(load for load in loads if not asked.follows or load.kind not in ("entries", "bytes"))
+        return tuple(
+            load for load in loads if not asked.follows or load.kind not in ("entries", "bytes")
+        )
 
-    async def _just_smaller(self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int) -> Plan | None:
+    async def _just_smaller(
+        self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int
+    ) -> Plan | None:
         try:
             decided = await self._decide(asked, recognized, ceiling=sent - 1)
         except BudgetUnreachable as error:
             if sum(error.buckets.values()) > error.window - error.reserve:
                 raise too_long(error) from None
-            return None  # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
+            # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
+            return None
         return self._written(asked, recognized, before, decided)
 
     async def announce(
@@ -296,11 +351,20 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     ) -> bool:
         """Have the store know a request before its client goes on; whether it does.
 
-        Where other processes use the store, or a name is new, it is stored now. One that ``is_close`` to its trigger
-        this process has to know again after a crash: it is stored within the time that rows wait.
+        Where other processes use the store, or a name is new, it is stored now. One that
+        ``is_close`` to its trigger this process has to know again after a crash: it is stored
+        within the time that rows wait.
         """
-        thread, book = recognized.thread, self.conversations
-        arrival = partial(book.arrival, thread, recognized.view, recognized.transcript, request=request, model=model)
+        thread = recognized.thread
+        book = self.conversations
+        arrival = partial(
+            book.arrival,
+            thread,
+            recognized.view,
+            recognized.transcript,
+            request=request,
+            model=model,
+        )
         is_new_name = not thread.stored and thread.branch.name != thread.branch.conversation
         if not book.shared and not is_new_name:
             if is_close and not self.settler.failing:
@@ -310,24 +374,33 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         try:
             await book.announce(thread, arrival())
         except StoreError as error:
-            log.error("a request could not be stored before its answer, and another process may not know it: %s", error)
+            log.error(
+                "a request could not be stored before its answer, and another process may not know"
+                " it: %s",
+                error,
+            )
             return False
         finally:
             span.since(at, "store")
         return True
 
     async def _elsewhere(self, asked: PlanRequest, recognized: Recognized) -> tuple[Elsewhere, ...]:
-        """Texts about the newest user message that the client may not send any more, or that are like it.
+        """Texts about the newest user message that the client may not send any more, or that are
+        like it.
 
-        A branch addresses all that it removed by the client's own messages, so only a named conversation has more.
+        A branch addresses all that it removed by the client's own messages, so only a named
+        conversation has more.
         """
-        thread, transcript = recognized.thread, recognized.transcript
-        current, model = last_user(transcript.messages), asked.settings.embeddings
+        thread = recognized.thread
+        transcript = recognized.transcript
+        current = last_user(transcript.messages)
+        model = asked.settings.embeddings
         if not asked.settings.recall.is_automatic or current is None:
             return ()
         if current - transcript.head < recognized.length or (asked.name is None and model is None):
             return ()
-        conversation, ask = thread.branch.conversation, None if asked.settings.observes else asked.ask
+        conversation = thread.branch.conversation
+        ask = None if asked.settings.observes else asked.ask
         try:
             return await elsewhere(
                 self.store,
@@ -339,7 +412,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 alike=by_likeness(self.store, asked.tenant, conversation, model, ask),
             )
         except StoreError as error:
-            log.warning("only what the client sends is recalled, the archive cannot be read: %s", error)
+            log.warning(
+                "only what the client sends is recalled, the archive cannot be read: %s", error
+            )
             return ()
 
     async def _take_notes(self, asked: PlanRequest, recognized: Recognized) -> None:
@@ -347,33 +422,58 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         if thread.has_notes:
             return
         with contextlib.suppress(StoreError):
-            notes = [row.note for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)]
-            if notes and asked.name is None:  # others may have begun alike: only what its own messages hold is its own
+            notes = [
+                row.note
+                for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)
+            ]
+            # others may have begun alike: only what its own messages hold is its own
+            if notes and asked.name is None:
                 read = partial(notes_of, recognized.transcript, known=ConversationState())
                 own = {(note.category, note.text) for note in await asyncio.to_thread(read)}
                 beside = ("api", "model") if thread.parent is None else ("api",)
-                notes = [note for note in notes if (note.category, note.text) in own or note.source in beside]
-            thread.known, thread.has_notes = replace(thread.known, notes=tuple(notes)), True
+                notes = [
+                    note
+                    for note in notes
+                    if (note.category, note.text) in own or note.source in beside
+                ]
+            thread.known = replace(thread.known, notes=tuple(notes))
+            thread.has_notes = True
 
     def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
         view = recognized.view
         limits = recognized.policy_limits
         if not view.ledger.is_empty or asked.edits is not None or asked.unbinds or recognized.loads:
             return None
-        known, at = recognized.known(observed=asked.settings.observes), self.clock()
-        decision = passed(recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at)
+        known = recognized.known(observed=asked.settings.observes)
+        at = self.clock()
+        decision = passed(
+            recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at
+        )
         if decision is not None:
             view.follow(decision.trend)
         return None if decision is None else _Decided(decision)
 
-    async def _decide_or_refuse(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-        thread, transcript, budget = recognized.thread, recognized.transcript, recognized.limits.budget
-        trend, observed = recognized.trend, asked.settings.observes
+    async def _decide_or_refuse(
+        self, asked: PlanRequest, recognized: Recognized
+    ) -> _Decided | None:
+        thread = recognized.thread
+        transcript = recognized.transcript
+        budget = recognized.limits.budget
+        trend = recognized.trend
+        observed = asked.settings.observes
         needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
         lengths = (recognized.length, trend.length - transcript.head)
-        told = await self.conversations.take_back(thread, recognized.view, lengths, needless, observed=observed)
+        told = await self.conversations.take_back(
+            thread, recognized.view, lengths, needless, observed=observed
+        )
         branch = thread.branch
-        key = (branch.branch, branch.version, transcript.chain[-1:], transcript.tokens, transcript.tools)
+        key = (
+            branch.branch,
+            branch.version,
+            transcript.chain[-1:],
+            transcript.tokens,
+            transcript.tools,
+        )
         case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
         before, facts = self._refused.get(key, (None, {}))
         if before == case:
@@ -390,8 +490,11 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     async def _decide(
         self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
     ) -> _Decided | None:
-        thread, observed, budget = recognized.thread, asked.settings.observes, recognized.limits.budget
-        span, beside = asked.span, tuple[Elsewhere, ...]()
+        thread = recognized.thread
+        observed = asked.settings.observes
+        budget = recognized.limits.budget
+        span = asked.span
+        beside = tuple[Elsewhere, ...]()
         view = recognized.view
         if not view.ledger.is_empty:
             at = span.now()
@@ -439,25 +542,43 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 span.since(at, "wait", "lock")
                 decided = view.decided(observed=observed).edits is not known.edits
                 if decided or thread.branch.version != known.version:
-                    continue  # another request of this conversation has just decided, or its state was saved
-                ask = unpaid(asked.ask) if observed else partial(self._answer, asked, recognized, known, turn)
+                    # another request of this conversation has just decided, or its state was saved
+                    continue
+                ask = (
+                    unpaid(asked.ask)
+                    if observed
+                    else partial(self._answer, asked, recognized, known, turn)
+                )
                 try:
-                    decision = await run(work, branch=thread.branch.branch, ask=ask, begun=(flow, effect))
+                    decision = await run(
+                        work, branch=thread.branch.branch, ask=ask, begun=(flow, effect)
+                    )
                 except _DoneMeanwhile:
                     continue
                 last = _Decided(decision, prepared=known.prepared is not None)
                 held = await self._hold(asked, recognized, known, last)
                 if held is not None:
-                    view.follow(decision.trend)  # not before: who sends the same meanwhile has to have the batch too
+                    # not before: who sends the same meanwhile has to have the batch too
+                    view.follow(decision.trend)
                     return held
-        log.warning("a conversation kept changing under a request; its last plan was used without being stored")
+        log.warning(
+            "a conversation kept changing under a request; its last plan was used without being"
+            " stored"
+        )
         return last
 
     async def _hold(
-        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
+        self,
+        asked: PlanRequest,
+        recognized: Recognized,
+        known: ConversationState,
+        decided: _Decided,
     ) -> _Decided | None:
-        decision, settings = decided.decision, asked.settings
-        evicted = await asyncio.to_thread(evictions_of, recognized.transcript, decision, known, settings=settings)
+        decision = decided.decision
+        settings = asked.settings
+        evicted = await asyncio.to_thread(
+            evictions_of, recognized.transcript, decision, known, settings=settings
+        )
         decided = decided._replace(evictions=evicted)
         if not decision.is_new:
             return decided
@@ -468,7 +589,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return await self._commit(asked, recognized, known, decided)
 
     async def _answer(
-        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, turn: "_Turn", effect: Effect
+        self,
+        asked: PlanRequest,
+        recognized: Recognized,
+        known: ConversationState,
+        turn: "_Turn",
+        effect: Effect,
     ) -> Reply:
         if not isinstance(effect, Save):
             return await asked.ask(effect)
@@ -481,7 +607,10 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                         await thread.preparing.wait()
             await turn.take(asked.patience.left())
             asked.span.since(at, "wait", "summary")
-            if thread.known.prepared is not known.prepared or recognized.view.ledger.edits is not known.edits:
+            if (
+                thread.known.prepared is not known.prepared
+                or recognized.view.ledger.edits is not known.edits
+            ):
                 raise _DoneMeanwhile
         if asked.settings.checkpoints.save_at is None:
             return Failed("off")
@@ -491,7 +620,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return Failed("store") if version is None else StateSaved(version)
 
     async def save(self, recognized: Recognized, effect: Save, *, request: str = "") -> int | None:
-        """The version under which a state was saved beside what is removed; None where that failed. Holds the lock."""
+        """The version under which a state was saved beside what is removed; None where that failed.
+        Holds the lock.
+        """
         at = self.clock()
         nothing = empty_change(recognized, at)
         change = msgspec.structs.replace(
@@ -519,7 +650,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return version
 
     def limits_of(self, settings: ContextSettings, budget: TokenBudget) -> Limits:
-        key = (id(settings), id(budget))  # the limits hold both: no other object can have their ids meanwhile
+        # the limits hold both: no other object can have their ids meanwhile
+        key = (id(settings), id(budget))
         limits = self._limits.get(key)
         if limits is None:
             if len(self._limits) >= MAX_LIMITS:
@@ -528,7 +660,11 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return limits
 
     async def _commit(
-        self, asked: PlanRequest, recognized: Recognized, known: ConversationState, decided: _Decided
+        self,
+        asked: PlanRequest,
+        recognized: Recognized,
+        known: ConversationState,
+        decided: _Decided,
     ) -> _Decided | None:
         at = asked.span.now()
         change = await asyncio.to_thread(
@@ -544,7 +680,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return decided if stored else decided._replace(degraded=("store",))
 
     async def _store(self, thread: Thread, change: Change) -> bool | None:
-        """Have a change hold from now on: stored, or (False) in memory only; None if another process was first."""
+        """Have a change hold from now on: stored, or (False) in memory only; None if another
+        process was first.
+        """
 
         async def commit() -> None:
             thread.apply(change, await self.store.commit(change))
@@ -566,7 +704,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         thread.apply(change, change.expected + 1)
         return False
 
-    def _written(self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None) -> Plan:
+    def _written(
+        self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None
+    ) -> Plan:
         decision = None if decided is None else decided.decision
         body, sent = self._body(asked, recognized, decision)
         is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
@@ -585,9 +725,14 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @staticmethod
-    def _body(asked: PlanRequest, recognized: Recognized, decision: Decision | None) -> tuple[bytes, int]:
-        request, transcript, observes = asked.request, recognized.transcript, asked.settings.observes
-        sent, by_weir = transcript.tokens, recognized.marked
+    def _body(
+        asked: PlanRequest, recognized: Recognized, decision: Decision | None
+    ) -> tuple[bytes, int]:
+        request = asked.request
+        transcript = recognized.transcript
+        observes = asked.settings.observes
+        sent = transcript.tokens
+        by_weir = recognized.marked
         if request.messages is None:
             return request.body, sent
         pieces = decision.pieces if decision is not None and not observes else None
@@ -602,19 +747,27 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             role = asked.settings.summaries.role
             roles = [message.role for message in transcript.messages]
             messages = (
-                None if same else render(pieces, request.messages, by_weir, roles=roles, role=role, codec=request.codec)
+                None
+                if same
+                else render(
+                    pieces, request.messages, by_weir, roles=roles, role=role, codec=request.codec
+                )
             )
             body = marked(messages=messages, pruned=decision.pruned)
             asked.span.since(at, "render")
             return body, decision.raw_after
         if by_weir:
-            bare = [request.codec.unmarked(raw) if i in by_weir else raw for i, raw in enumerate(request.messages)]
+            bare = [
+                request.codec.unmarked(raw) if i in by_weir else raw
+                for i, raw in enumerate(request.messages)
+            ]
             return marked(messages=bare, pruned=()), sent
         return (marked(messages=None, pruned=()) if marker else request.body), sent
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of work that goes on where its client leaves: what is stored has to be known here, too.
+    """What comes of work that goes on where its client leaves: what is stored has to be known here,
+    too.
 
     Who is cancelled waits for it, since he holds the conversation.
     """
@@ -666,12 +819,17 @@ def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
     if asked.settings.observes:
         return None
     try:
-        settings, budget = asked.settings, recognized.limits.budget
-        return _Decided(trim(recognized.transcript, settings=settings, budget=budget, counter=asked.counter))
+        settings = asked.settings
+        budget = recognized.limits.budget
+        return _Decided(
+            trim(recognized.transcript, settings=settings, budget=budget, counter=asked.counter)
+        )
     except Exception:
         log.exception("trimming failed too; the request goes up as it came")
         return None
 
 
 def _is_as_it_came(pieces: Sequence[PlannedMessage], length: int) -> bool:
-    return len(pieces) == length and all(p.index == i and p.kind is None for i, p in enumerate(pieces))
+    return len(pieces) == length and all(
+        p.index == i and p.kind is None for i, p in enumerate(pieces)
+    )

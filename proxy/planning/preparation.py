@@ -1,8 +1,9 @@
-"""After an answer, off the way of any request: the summary that the next batch will need, states worth saving, notes.
+"""After an answer, off the way of any request: the summary that the next batch will need, states
+worth saving, notes.
 
-One task a conversation, and a few in all; a request that is answered meanwhile is looked at when the task is done,
-the newest one only. Nothing here changes what is sent. What was prepared is used if the history that it covers is
-still there, and a shutdown leaves a whole row or none.
+One task a conversation, and a few in all; a request that is answered meanwhile is looked at when
+the task is done, the newest one only. Nothing here changes what is sent. What was prepared is used
+if the history that it covers is still there, and a shutdown leaves a whole row or none.
 """
 
 import asyncio
@@ -37,7 +38,9 @@ WARM_AT = 0.9
 GROWN = 1.2
 MAX_EMBEDDED = 256
 NEARLY_FULL = frozenset({"orange", "red", "critical"})
-"""Zones in which a conversation without a name is read for its state: before them a batch is far, and reading costs."""
+"""Zones in which a conversation without a name is read for its state: before them a batch is far,
+and reading costs.
+"""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -77,7 +80,11 @@ class Background:
         return not self.is_closing and len(self._tasks) < self._most
 
     def start(
-        self, key: str, work: Callable[[], Coroutine[Any, Any, None]], *, then: Callable[[str], None] | None = None
+        self,
+        key: str,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        then: Callable[[str], None] | None = None,
     ) -> None:
         task = asyncio.create_task(self._do(work), name=self._name)
         self._tasks[key] = task
@@ -126,12 +133,17 @@ class Preparation:
     _waiting: dict[str, Work] = field(default_factory=dict)
 
     def after(
-        self, asked: PlanRequest, plan: Plan, *, save: str | None = None, trace: ExchangeTrace = NULL_TRACE
+        self,
+        asked: PlanRequest,
+        plan: Plan,
+        *,
+        save: str | None = None,
+        trace: ExchangeTrace = NULL_TRACE,
     ) -> None:
         """Look at a request that was answered; costs next to nothing where there is nothing to do.
 
-        ``save`` is a reason to save the state whatever the policy says of its marks; what is done has a trace under
-        ``trace``, the request's.
+        ``save`` is a reason to save the state whatever the policy says of its marks; what is done
+        has a trace under ``trace``, the request's.
         """
         work = self._work(asked, plan, save, trace)
         if work is None or self._background.is_closing:
@@ -144,12 +156,20 @@ class Preparation:
         if self._background.has_room:
             self._start(branch, work)
 
-    def _work(self, asked: PlanRequest, plan: Plan, reason: str | None, trace: ExchangeTrace) -> Work | None:
-        decision, recognized, settings = plan.decision, plan.recognized, asked.settings
+    def _work(
+        self, asked: PlanRequest, plan: Plan, reason: str | None, trace: ExchangeTrace
+    ) -> Work | None:
+        decision = plan.decision
+        recognized = plan.recognized
+        settings = asked.settings
         if decision is None or recognized is None or settings.observes:
             return None
-        thread, length, budget = recognized.thread, len(recognized.transcript.chain), recognized.limits.budget
-        known, is_new, compacts = recognized.known(), decision.is_new, recognized.policy_limits.compacts
+        thread = recognized.thread
+        length = len(recognized.transcript.chain)
+        budget = recognized.limits.budget
+        known = recognized.known()
+        is_new = decision.is_new
+        compacts = recognized.policy_limits.compacts
         soft = (
             not is_new
             and settings.summarizer is not None
@@ -163,7 +183,8 @@ class Preparation:
                 trend=decision.trend,
             )
         )
-        at, level = settings.checkpoints.save_at, decision.pressure.level
+        at = settings.checkpoints.save_at
+        level = decision.pressure.level
         above = at is not None and level > at
         save = reason or ("safety" if above and not thread.above else None)
         thread.above = above
@@ -175,12 +196,27 @@ class Preparation:
         named = thread.branch.name != thread.branch.conversation
         near_batch = decision.pressure.zone in NEARLY_FULL or known.triggered
         read = (named and length > 1) or (recognized.length > 0 and near_batch)
-        warm = not is_new and grown and compacts is not None and decision.raw_after > WARM_AT * compacts
+        warm = (
+            not is_new
+            and grown
+            and compacts is not None
+            and decision.raw_after > WARM_AT * compacts
+        )
         embed = is_new and settings.embeddings is not None
         if not (soft or save or read or warm or embed):
             return None
         return Work(
-            asked, asked.ask, recognized, soft, save, read, warm, len(known.cuts), embed, LOG_CONTEXT.get(), trace
+            asked,
+            asked.ask,
+            recognized,
+            soft,
+            save,
+            read,
+            warm,
+            len(known.cuts),
+            embed,
+            LOG_CONTEXT.get(),
+            trace,
         )
 
     @property
@@ -204,7 +240,8 @@ class Preparation:
 
     async def _do(self, work: Work) -> None:
         LOG_CONTEXT.set(work.about)
-        trace, failed = work.trace.follow(names.PREPARE_SPAN), None
+        trace = work.trace.follow(names.PREPARE_SPAN)
+        failed = None
         if work.asked.ask_later is not None:
             work = msgspec.structs.replace(work, ask=work.asked.ask_later(trace=trace))
         try:
@@ -221,7 +258,8 @@ class Preparation:
             except StoreError as error:
                 failed = "store"
                 log.warning("what was prepared after an answer could not be stored: %s", error)
-            except Exception as error:  # the answer is long out: nothing here may end the process's other work
+            except Exception as error:
+                # the answer is long out: nothing here may end the process's other work
                 failed = type(error).__name__
                 log.exception("preparing after an answer failed")
         return failed
@@ -229,7 +267,8 @@ class Preparation:
     async def _read(self, work: Work) -> None:
         if not work.read:
             return
-        thread, settings = work.thread, work.asked.settings
+        thread = work.thread
+        settings = work.asked.settings
         known = work.recognized.known()
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = await self._run(work, notes_of, new=True, known=known)
@@ -246,20 +285,24 @@ class Preparation:
     async def _keep_notes(self, thread: Thread, notes: tuple[Note, ...]) -> None:
         if not notes:
             return
-        at, branch = self.clock(), thread.branch
+        at = self.clock()
+        branch = thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
         await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
         if await self.store.add_notes(branch.tenant, branch.conversation, rows):
-            thread.known, thread.has_notes = replace(thread.known, notes=()), False
+            thread.known = replace(thread.known, notes=())
+            thread.has_notes = False
 
     async def _save(self, work: Work) -> None:
         if work.save is not None:
             await self._save_state(work, work.save)
 
     async def _save_state(self, work: Work, reason: str) -> None:
-        thread, transcript = work.thread, work.recognized.transcript
+        thread = work.thread
+        transcript = work.recognized.transcript
         known = work.recognized.known()
-        here = known.at(len(transcript.chain))  # the state of a longer run, begun anew since, is none of this one
+        # the state of a longer run, begun anew since, is none of this one
+        here = known.at(len(transcript.chain))
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
         thread.read = len(transcript.chain)
@@ -279,11 +322,16 @@ class Preparation:
         await self._read_state(work, work.recognized.known())
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
-        readings, counter = self.readings, work.asked.counter
-        state: Checkpoint = await self._run(work, state_of, known=known, counter=counter, readings=readings)
+        readings = self.readings
+        counter = work.asked.counter
+        state: Checkpoint = await self._run(
+            work, state_of, known=known, counter=counter, readings=readings
+        )
         return state
 
-    async def _run(self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any) -> Any:
+    async def _run(
+        self, work: Work, does: Callable[..., Any], *, new: bool = False, **named: Any
+    ) -> Any:
         bound = partial(does, readable(work.recognized), **named)
         if new and work.recognized.length:
             return await asyncio.to_thread(bound)
@@ -291,33 +339,46 @@ class Preparation:
         return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
-        model, branch = work.asked.settings.embeddings, work.thread.branch
+        model = work.asked.settings.embeddings
+        branch = work.thread.branch
         if model is None or not work.embed:
             return
-        texts = await self.store.lacking_vectors(branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED)
+        texts = await self.store.lacking_vectors(
+            branch.tenant, branch.conversation, model, limit=MAX_EMBEDDED
+        )
         if not texts:
             return
         reply = await work.ask(Embed(tuple(texts.values()), model))
         if isinstance(reply, Vectors):
-            await self.store.add_vectors(branch.tenant, model, dict(zip(texts, reply.rows, strict=True)))
+            await self.store.add_vectors(
+                branch.tenant, model, dict(zip(texts, reply.rows, strict=True))
+            )
 
     async def _prepare(self, work: Work) -> None:
         thread = work.thread
-        if not work.prepare or thread.lock.locked() or len(work.recognized.view.ledger.cuts) != work.cuts:
+        if (
+            not work.prepare
+            or thread.lock.locked()
+            or len(work.recognized.view.ledger.cuts) != work.cuts
+        ):
             return  # the batch is being made, or was: it does not wait for what has not begun
-        branch, length = thread.branch, len(work.recognized.transcript.chain)
+        branch = thread.branch
+        length = len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
             return  # what the model said of nearly the same history was of no use
         if not self.store.shared:
             await self._prepare_now(work)
-        elif await self.store.claim(branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN):
+        elif await self.store.claim(
+            branch.tenant, branch.branch, CLAIMED, longest_failed=length / GROWN
+        ):
             try:
                 await self._prepare_now(work)
             finally:
                 await self.store.release(branch.tenant, branch.branch, failed=thread.failed)
 
     async def _prepare_now(self, work: Work) -> None:
-        thread, asked = work.thread, work.asked
+        thread = work.thread
+        asked = work.asked
         length = len(work.recognized.transcript.chain)
         thread.preparing = asyncio.Event()
         try:
@@ -354,4 +415,6 @@ class Preparation:
 def _lacks_state(decision: Decision, recognized: Recognized, *, is_new: bool, grown: bool) -> bool:
     if is_new and decision.checkpoint is None:
         return bool(decision.removed)
-    return grown and recognized.thread.known.checkpoint is None and not recognized.view.ledger.is_empty
+    return (
+        grown and recognized.thread.known.checkpoint is None and not recognized.view.ledger.is_empty
+    )

@@ -1,7 +1,8 @@
-"""What a request is to be planned with, what was recognised in it, the plan, and what it changes in the store.
+"""What a request is to be planned with, what was recognised in it, the plan, and what it changes in
+the store.
 
-The rows of a batch, for the audit, add up: what they set free is what the request was before the batch less what it is
-after it, placeholders, markers and summaries included.
+The rows of a batch, for the audit, add up: what they set free is what the request was before the
+batch less what it is after it, placeholders, markers and summaries included.
 """
 
 import datetime as dt
@@ -35,7 +36,9 @@ from proxy.wire.transcripts import skimmed
 ResolveLimits = Callable[[], Awaitable[ModelLimits]]
 
 CLAIMED = 60.0
-"""Seconds after which a process that began to have a summary written, and never ended, is waited for no longer."""
+"""Seconds after which a process that began to have a summary written, and never ended, is waited
+for no longer.
+"""
 
 
 class Paid(Protocol):
@@ -50,11 +53,12 @@ class Paid(Protocol):
 class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what was asked, by whom, and what it may cost.
 
-    ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it may;
-    ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards; ``patience`` is how long it
-    may wait for models; ``edits`` is what the client asks to have taken out; ``since`` is when one that waited for room
-    could have begun (``time.monotonic``). ``binds`` says that the model signs what it thinks for what stands before it,
-    ``unbinds`` that no such thinking is valid any more; ``follows`` that its provider holds what came before.
+    ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it
+    may; ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards;
+    ``patience`` is how long it may wait for models; ``edits`` is what the client asks to have taken
+    out; ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds``
+    says that the model signs what it thinks for what stands before it, ``unbinds`` that no such
+    thinking is valid any more; ``follows`` that its provider holds what came before.
     """
 
     request: ClientRequest
@@ -82,7 +86,8 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     def drops_unbound(self) -> bool:
         """Whether the provider itself has to leave out thinking that is not valid any more.
 
-        Where thinking is ``enabled`` an open loop of tools has to begin with it, so that it cannot be taken out here.
+        Where thinking is ``enabled`` an open loop of tools has to begin with it, so that it cannot
+        be taken out here.
         """
         thinking = self.request.value("thinking") if self.binds or self.unbinds else None
         return isinstance(thinking, dict) and thinking.get("type") == "enabled"
@@ -92,22 +97,28 @@ class PlanRequest(msgspec.Struct, kw_only=True):
             return False
         return all(m.role != "assistant" for m in transcript.messages)
 
-    def needs_exactly(self, view: View, known: ConversationState, tokens: int, limits: Limits) -> bool:
+    def needs_exactly(
+        self, view: View, known: ConversationState, tokens: int, limits: Limits
+    ) -> bool:
         is_asked = known.wanted is not None or known.resumed is not None or self.edits is not None
         is_told = is_asked or not view.ledger.is_empty
-        counts_parts = self.settings.preempt or self.settings.ingest.from_start or limits.scoped or limits.refused
+        counts_parts = (
+            self.settings.preempt
+            or self.settings.ingest.from_start
+            or limits.scoped
+            or limits.refused
+        )
         return bool(is_told or counts_parts) or tokens * (1 + MAX_ERROR) > limits.trigger
 
 
 class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
-    ``limits`` are the model's, ``policy_limits`` what the policy makes of them; ``view`` is what was decided for their
-    window. An earlier request has sent ``length``
-    messages behind the head; ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request;
-    ``new`` are the raw messages at its end
-    that were not seen before; ``sampled``: its tokens are right within ``MAX_ERROR``; ``loads`` are what is above what
-    the upstream takes beside tokens.
+    ``limits`` are the model's, ``policy_limits`` what the policy makes of them; ``view`` is what
+    was decided for their window. An earlier request has sent ``length`` messages behind the head;
+    ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request; ``new`` are
+    the raw messages at its end that were not seen before; ``sampled``: its tokens are right within
+    ``MAX_ERROR``; ``loads`` are what is above what the upstream takes beside tokens.
     """
 
     transcript: Transcript
@@ -125,7 +136,9 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[Load, ...] = ()
 
     def known(self, *, observed: bool = False) -> ConversationState:
-        """What was decided for its window, and what else is known; of an observed conversation what would be."""
+        """What was decided for its window, and what else is known; of an observed conversation what
+        would be.
+        """
         return self.thread.known_at(self.view, self.length, observed=observed)
 
 
@@ -136,10 +149,11 @@ def readable(recognized: Recognized) -> Transcript:
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What goes up, and how it came about.
 
-    ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the uncalibrated tokens of
-    what goes up, 0 where they were not counted; ``evictions`` what was newly taken out, or would have been; ``refused``
-    why an observed request would have been refused; ``betas`` features of Anthropic's that the body needs beyond the
-    client's; ``restarted`` that it begins anew what the provider holds; ``native`` that the provider is to compact.
+    ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the
+    uncalibrated tokens of what goes up, 0 where they were not counted; ``evictions`` what was newly
+    taken out, or would have been; ``refused`` why an observed request would have been refused;
+    ``betas`` features of Anthropic's that the body needs beyond the client's; ``restarted`` that it
+    begins anew what the provider holds; ``native`` that the provider is to compact.
     """
 
     body: bytes
@@ -171,27 +185,30 @@ IN_WORDS: Mapping[str, str] = {
 
 def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
     """The refusal, in the words that clients match on."""
-    begins, facts = f"This model's maximum context length is {error.window} tokens", dict(vars(error))
+    begins = f"This model's maximum context length is {error.window} tokens"
+    facts = dict(vars(error))
     if isinstance(error, BucketExceeded):
         what = IN_WORDS.get(error.bucket, error.bucket)
         return ContextLengthExceeded(
-            f"{begins}, of which the context policy of this proxy (Weir) allows {error.cap} for {what}. However, your "
-            f"request holds {error.used} tokens there. Please shorten {what}, or ask the operator for another cap on "
-            f"the bucket {error.bucket}.",
+            f"{begins}, of which the context policy of this proxy (Weir) allows {error.cap} for"
+            f" {what}. However, your request holds {error.used} tokens there. Please shorten"
+            f" {what}, or ask the operator for another cap on the bucket {error.bucket}.",
             param="tools" if error.bucket == "tools" else "messages",
             weir=facts,
         )
     listed = ", ".join(f"{name} {tokens}" for name, tokens in error.buckets.items() if tokens)
     return ContextLengthExceeded(
-        f"{begins}. However, what cannot be removed from your messages takes {sum(error.buckets.values())} tokens "
-        f"({listed}) and {error.reserve} are reserved for the answer. Please reduce the length of the messages.",
+        f"{begins}. However, what cannot be removed from your messages takes"
+        f" {sum(error.buckets.values())} tokens ({listed}) and {error.reserve} are reserved for the"
+        " answer. Please reduce the length of the messages.",
         param="messages",
         weir=facts,
     )
 
 
 def empty_change(recognized: Recognized, now: float) -> Change:
-    transcript, thread = recognized.transcript, recognized.thread
+    transcript = recognized.transcript
+    thread = recognized.thread
     ends = thread.ends(transcript)
     return msgspec.structs.replace(
         thread.branch.change(now),
@@ -202,9 +219,15 @@ def empty_change(recognized: Recognized, now: float) -> Change:
 
 
 def change_of(
-    asked: PlanRequest, recognized: Recognized, decision: Decision, evictions: tuple[EvictionRow, ...], now: float
+    asked: PlanRequest,
+    recognized: Recognized,
+    decision: Decision,
+    evictions: tuple[EvictionRow, ...],
+    now: float,
 ) -> Change:
-    nothing, cut, thread = empty_change(recognized, now), decision.cut, recognized.thread
+    nothing = empty_change(recognized, now)
+    cut = decision.cut
+    thread = recognized.thread
     messages = recognized.transcript.messages
     state = decision.checkpoint if asked.settings.checkpoints.save_at is not None else None
     base = max(1, recognized.limits.budget.base(asked.settings))
@@ -220,7 +243,11 @@ def change_of(
         covered=tuple(messages[i].ref for i in decision.covered),
         checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
         reason=cut.origin if cut is not None and decision.window_id is not None else "compaction",
-        window_id=1 if decision.checkpoint is None else Checkpoint.from_json(decision.checkpoint).window_id,
+        window_id=(
+            1
+            if decision.checkpoint is None
+            else Checkpoint.from_json(decision.checkpoint).window_id
+        ),
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
         evictions=evictions,
         request=asked.id,
@@ -243,7 +270,13 @@ def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
         if ref in new:
             body = bytes(raws[0]) if len(raws) == 1 else b"[" + b",".join(raws) + b"]"
             said = " ".join((name, *(tool_description(read_value(raw)) for raw in raws)))
-            yield Original(ref=ref, role="tool_definition", tokens=asked.counter.count(said), body=body, text=said)
+            yield Original(
+                ref=ref,
+                role="tool_definition",
+                tokens=asked.counter.count(said),
+                body=body,
+                text=said,
+            )
 
 
 def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
@@ -259,16 +292,24 @@ def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Origina
 
 
 def _middles(asked: PlanRequest, recognized: Recognized, decision: Decision) -> Iterator[Original]:
-    """What was left out of messages that may be sent again with more behind them, under a name that does not change."""
+    """What was left out of messages that may be sent again with more behind them, under a name that
+    does not change.
+    """
     for piece in decision.pieces or ():
-        if piece.index not in decision.removed or piece.text is None or piece.kind is not EditKind.CLIP:
+        if (
+            piece.index not in decision.removed
+            or piece.text is None
+            or piece.kind is not EditKind.CLIP
+        ):
             continue
         found = middle_of(recognized.transcript.read(piece.index).text, piece.text)
         if found is not None:
             ref, text = found
             role = recognized.transcript.messages[piece.index].role
             body = json.dumps({"role": role, "content": text}).encode()
-            yield Original(ref=ref, role=role, tokens=asked.counter.count(text), body=body, text=text)
+            yield Original(
+                ref=ref, role=role, tokens=asked.counter.count(text), body=body, text=text
+            )
 
 
 GONE = frozenset({EditKind.EVICT, EditKind.PRUNE})
@@ -276,7 +317,11 @@ CUT = "cut"
 
 
 def evictions_of(
-    transcript: Transcript, decision: Decision, known: ConversationState, *, settings: ContextSettings
+    transcript: Transcript,
+    decision: Decision,
+    known: ConversationState,
+    *,
+    settings: ContextSettings,
 ) -> tuple[EvictionRow, ...]:
     if not decision.is_new:
         return ()
@@ -286,14 +331,20 @@ def evictions_of(
 
 class _Batch:
     def __init__(
-        self, transcript: Transcript, decision: Decision, known: ConversationState, settings: ContextSettings
+        self,
+        transcript: Transcript,
+        decision: Decision,
+        known: ConversationState,
+        settings: ContextSettings,
     ) -> None:
         self._transcript = transcript
         self._decision = decision
         self._known = known
         self._settings = settings
         self._old = _newest_cut(transcript, known.cuts)
-        self._hidden = frozenset() if self._old is None else frozenset(self._old.hidden(transcript.lasting))
+        self._hidden = (
+            frozenset() if self._old is None else frozenset(self._old.hidden(transcript.lasting))
+        )
         affected = {*decision.removed}
         steps = [u for u in transcript.steps if affected.intersection(u.indices)]
         self._calls = answered_calls(transcript, steps)
@@ -306,12 +357,24 @@ class _Batch:
                 continue
             layer = self._layer(str(edit.kind))
             if edit.kind is EditKind.PRUNE_TOOLS:
-                defined = {d.digest: d for d in self._transcript.read_tools().definitions}.get(edit.digest)
+                defined = {d.digest: d for d in self._transcript.read_tools().definitions}.get(
+                    edit.digest
+                )
                 if defined is not None:
-                    yield self._row(edit.key, edit.kind, layer, before=defined.tokens, after=0, tool=defined.name)
+                    yield self._row(
+                        edit.key,
+                        edit.kind,
+                        layer,
+                        before=defined.tokens,
+                        after=0,
+                        tool=defined.name,
+                    )
             elif (index := places.get(edit.key)) is not None:
-                before, call = self._tokens(index), self._calls.get(index)
-                yield self._row(edit.key, edit.kind, layer, before=before, after=edit.tokens, call=call)
+                before = self._tokens(index)
+                call = self._calls.get(index)
+                yield self._row(
+                    edit.key, edit.kind, layer, before=before, after=edit.tokens, call=call
+                )
 
     def covered(self) -> Iterator[EvictionRow]:
         cut = self._decision.cut
@@ -321,13 +384,17 @@ class _Batch:
         for index in self._decision.covered:
             if index in self._hidden:
                 continue
-            key, tokens, call = self._key(index), self._tokens(index), self._calls.get(index)
+            key = self._key(index)
+            tokens = self._tokens(index)
+            call = self._calls.get(index)
             known = self._known.edits.get(key)
             if call is None or (known is not None and known.kind in GONE):
                 rest += tokens
             else:
                 yield self._row(key, CUT, cut.layer, before=tokens, after=0, call=call)
-        yield self._row((cut.prefix, 0), CUT, cut.layer, before=rest, after=cut.tokens if cut.text else 0)
+        yield self._row(
+            (cut.prefix, 0), CUT, cut.layer, before=rest, after=cut.tokens if cut.text else 0
+        )
 
     def _row(
         self,
@@ -364,12 +431,16 @@ class _Batch:
         return next((name for name in self._kept if name.startswith(kind)), kind)
 
     def _scorer(self, layer: str) -> str:
-        own = (each.params.get("scorer") for each in self._settings.layers if each.strategy == layer)
+        own = (
+            each.params.get("scorer") for each in self._settings.layers if each.strategy == layer
+        )
         return next((str(name) for name in own if name is not None), "")
 
 
 def _newest_cut(transcript: Transcript, cuts: Sequence[Cut]) -> Cut | None:
-    return next((cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None)
+    return next(
+        (cut for cut in reversed(cuts) if transcript.begins_with(cut.covers, cut.prefix)), None
+    )
 
 
 MAX_CONDENSED = 40

@@ -1,15 +1,18 @@
-"""Long plans in processes of their own, so that no other request waits for the interpreter meanwhile.
+"""Long plans in processes of their own, so that no other request waits for the interpreter
+meanwhile.
 
-Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission, which counts the
-bodies. Work that nobody waits for any more ends at once, with its process; a process that dies costs nobody a request,
-for its work is begun anew, and where there is no process to be had a thread does it. Work that takes more of a core's
-time than any plan needs is ended with its process, and not begun again.
+Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission,
+which counts the bodies. Work that nobody waits for any more ends at once, with its process; a
+process that dies costs nobody a request, for its work is begun anew, and where there is no process
+to be had a thread does it. Work that takes more of a core's time than any plan needs is ended with
+its process, and not begun again.
 
-Such a process is given a function of the pure half and its arguments, and answers. A frame each way is a pickle: only
-Weir writes them, to a pipe that nobody else has. The history's bytes go beside it, uncopied. What was read is kept
-there, from one request of a conversation to the next. Answers are pairs: what a flow asks for (``asks``), what it has
-just done (``did``), whether the definitions of the tools are needed (``tools``), and one that ends the work: what came
-of it (``done``), what it refuses by (``refuses``), or where it failed (``failed``).
+Such a process is given a function of the pure half and its arguments, and answers. A frame each way
+is a pickle: only Weir writes them, to a pipe that nobody else has. The history's bytes go beside
+it, uncopied. What was read is kept there, from one request of a conversation to the next. Answers
+are pairs: what a flow asks for (``asks``), what it has just done (``did``), whether the definitions
+of the tools are needed (``tools``), and one that ends the work: what came of it (``done``), what it
+refuses by (``refuses``), or where it failed (``failed``).
 """
 
 import asyncio
@@ -99,7 +102,9 @@ def work() -> None:
 
 
 def _take_at_most(seconds: int) -> None:
-    """Have the system end this process, whatever it is doing, once it has used a core for so many seconds more."""
+    """Have the system end this process, whatever it is doing, once it has used a core for so many
+    seconds more.
+    """
     used = time.process_time()
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, most))
@@ -148,7 +153,9 @@ def _counter(name: str, source: TokenCounter) -> TextCounter:
     return TextCounter(name, source, _own(ThreadPoolExecutor, 1))
 
 
-def refusal(kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, object]) -> PolicyError:
+def refusal(
+    kind: type[PolicyError], args: tuple[object, ...], facts: dict[str, object]
+) -> PolicyError:
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(facts)
@@ -159,8 +166,11 @@ class Unmovable(Exception): ...
 
 
 def packed(work: "partial[Any]") -> list[bytes | memoryview]:
-    """The frames that ask for a function of the pure half, bound to a transcript and more. Raises Unmovable."""
-    moved, named = replace(work.args[0], read_tools=_read_tools), dict(work.keywords)
+    """The frames that ask for a function of the pure half, bound to a transcript and more. Raises
+    Unmovable.
+    """
+    moved = replace(work.args[0], read_tools=_read_tools)
+    named = dict(work.keywords)
     if "announce" in named:
         named["announce"] = _announce
     buffers = list[pickle.PickleBuffer]()
@@ -193,16 +203,24 @@ _INSTEAD: dict[type, Callable[[Any], Any]] = {
 
 log = logging.getLogger("weir.workers")
 
-LONG, VERY_LONG = 16_000, 64_000
-"""Tokens of a history from which on another process plans it, and from which on one is started for it alone."""
+LONG = 16_000
+VERY_LONG = 64_000
+"""Tokens of a history from which on another process plans it, and from which on one is started for
+it alone.
+"""
 BYTES_A_TOKEN = 6
 """Bytes that are read in the time of a token: a long text of few tokens is as long."""
 ENORMOUS = 2_000_000
-"""Tokens from which on one plan is made at a time, and who would have to wait long for that is told to come again."""
+"""Tokens from which on one plan is made at a time, and who would have to wait long for that is told
+to come again.
+"""
 PATIENCE = 3.0
 PLANNED_WITHIN = 8.0
-"""Seconds in which an enormous request is planned that had to wait, or told to come again: ten until it is answered."""
-DEADLINE, DEADLINE_A_TOKEN = 10, 4e-6
+"""Seconds in which an enormous request is planned that had to wait, or told to come again: ten
+until it is answered.
+"""
+DEADLINE = 10
+DEADLINE_A_TOKEN = 4e-6
 """Seconds of a core that a plan may take, and how many more for each token."""
 SECONDS_A_TOKEN = 1e-6
 """What such a plan is taken to last before there was one."""
@@ -216,7 +234,9 @@ MAX_WORKERS = 8
 TRIES = 2
 REMEMBERED = 256
 BACKGROUND = ""
-"""The key of all work that no request waits for: it begins when no request waits, and leaves a place for one."""
+"""The key of all work that no request waits for: it begins when no request waits, and leaves a
+place for one.
+"""
 GONE = (OSError, EOFError, pickle.UnpicklingError)
 T = TypeVar("T")
 
@@ -239,7 +259,8 @@ class _CannotStart(Exception): ...
 class Turns:
     """Places, and who waits for one: each key in its turn, and no key has all of them.
 
-    What is huge, whoever asks, has one, for the sake of memory; what is done in the background comes last.
+    What is huge, whoever asks, has one, for the sake of memory; what is done in the background
+    comes last.
     """
 
     def __init__(self, most: int) -> None:
@@ -284,7 +305,9 @@ class Turns:
         taken = self._taken.total()
         if key == BACKGROUND and taken:
             return taken < self._most - 1
-        return taken < self._most and self._taken[key] < (1 if key == HUGE else max(1, self._most - 1))
+        return taken < self._most and self._taken[key] < (
+            1 if key == HUGE else max(1, self._most - 1)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -326,12 +349,13 @@ class Workers:
         begun: tuple[Flow[T], Effect] | None = None,
         since: float | None = None,
     ) -> T:
-        """What a function of the pure half comes to, whose first argument is a transcript; flows ask ``ask``.
+        """What a function of the pure half comes to, whose first argument is a transcript; flows
+        ask ``ask``.
 
-        ``begun`` is the flow where it was begun here, with what it asks for first. A process that has read the
-        conversation's ``branch`` before is preferred; ``since`` is when a request that waited for room could have
-        begun (``time.monotonic``). Raises PolicyError as the function does, WorkerDied, TookTooLong, Busy for an
-        enormous one.
+        ``begun`` is the flow where it was begun here, with what it asks for first. A process that
+        has read the conversation's ``branch`` before is preferred; ``since`` is when a request that
+        waited for room could have begun (``time.monotonic``). Raises PolicyError as the function
+        does, WorkerDied, TookTooLong, Busy for an enormous one.
         """
         is_whole = begun is None or isinstance(begun[1], Offload)
         if is_whole and self._is_long(work.args[0]):
@@ -368,11 +392,13 @@ class Workers:
     async def _elsewhere(
         self, work: "partial[Any]", key: str, branch: str, ask: Ask, span: Span, since: float | None
     ) -> Any:
-        tokens, patience = work.args[0].tokens, None
+        tokens = work.args[0].tokens
+        patience = None
         seconds = self._deadline + int(DEADLINE_A_TOKEN * _length_of(work.args[0]))
         frames = [b"%d" % seconds, *await asyncio.to_thread(packed, work)]
         if tokens >= ENORMOUS:
-            key, patience = HUGE, self._patience(tokens, since)
+            key = HUGE
+            patience = self._patience(tokens, since)
         for _ in range(TRIES):
             at = span.now()
             async with self._turn(key, branch, patience) as found:
@@ -386,7 +412,9 @@ class Workers:
                         raise
                     if await found.process.ended_by() == signal.SIGXCPU:
                         raise TookTooLong(f"a plan took more than {seconds} s of a core") from None
-                    log.warning("the process that planned a request has ended: %s", type(error).__name__)
+                    log.warning(
+                        "the process that planned a request has ended: %s", type(error).__name__
+                    )
                     continue
             if key == HUGE:
                 self._pace = (time.monotonic() - begun) / tokens
@@ -407,7 +435,9 @@ class Workers:
                 self._working.discard(found)
                 if found.rests and key != HUGE and resident(found.process.pid) <= LARGE:
                     found.knows.append(branch)
-                    found.leaving = asyncio.get_running_loop().call_later(self._idle, self._leave, found)
+                    found.leaving = asyncio.get_running_loop().call_later(
+                        self._idle, self._leave, found
+                    )
                     self._resting.append(found)
                 else:
                     await found.process.end()
@@ -415,7 +445,9 @@ class Workers:
             self._turns.leave(key)
 
     def _patience(self, tokens: int, since: float | None) -> float:
-        """Seconds that an enormous plan may wait; raises Busy where it is too late for one that has waited already."""
+        """Seconds that an enormous plan may wait; raises Busy where it is too late for one that has
+        waited already.
+        """
         now = time.monotonic()
         left = (now if since is None else since) + PLANNED_WITHIN - self._pace * tokens - now
         if since is not None and left <= 0:
@@ -433,7 +465,9 @@ class Workers:
         self._resting = [found for found in self._resting if found.process.is_running]
         if not self._resting:
             return None
-        chosen = next((found for found in self._resting if branch in found.knows), self._resting[-1])
+        chosen = next(
+            (found for found in self._resting if branch in found.knows), self._resting[-1]
+        )
         self._resting.remove(chosen)
         if chosen.leaving is not None:
             chosen.leaving.cancel()
@@ -461,7 +495,9 @@ async def _started() -> _Worker:
     process: ChildProcess | None = None
     try:
         async with asyncio.timeout(START_WITHIN):
-            process = await ChildProcess.start(python("from proxy.planning.workers import work; work()"))
+            process = await ChildProcess.start(
+                python("from proxy.planning.workers import work; work()")
+            )
             await process.receive(limit=MAX_FRAME)
     except BaseException as error:
         if process is not None:
@@ -480,9 +516,13 @@ class _Talk:
     asked: "partial[Any]"
 
     async def work(self, frames: "list[bytes | memoryview]") -> Returned[Any]:
-        """What came of it. Raises PolicyError as it does, RuntimeError where it fails, one of GONE for the process."""
+        """What came of it. Raises PolicyError as it does, RuntimeError where it fails, one of GONE
+        for the process.
+        """
         self.found.rests = False
-        process, trouble, read_tools = self.found.process, None, self.asked.args[0].read_tools
+        process = self.found.process
+        trouble = None
+        read_tools = self.asked.args[0].read_tools
         await process.send(*frames)
         while True:
             kind, value = pickle.loads(await process.receive(limit=MAX_FRAME))  # noqa: S301 - of a process of Weir's own
@@ -491,9 +531,12 @@ class _Talk:
                 continue
             if kind in ("asks", "tools"):
                 try:
-                    reply = await (asyncio.to_thread(read_tools) if kind == "tools" else self.ask(value))
+                    reply = await (
+                        asyncio.to_thread(read_tools) if kind == "tools" else self.ask(value)
+                    )
                 except Exception as error:  # noqa: BLE001 - it is raised again once the process rests
-                    reply, trouble = None, error
+                    reply = None
+                    trouble = error
                 self.span.resume(between=False)
                 await process.send(written(reply))
                 continue

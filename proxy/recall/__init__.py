@@ -1,4 +1,5 @@
-"""The way back for what was removed: a tool that Weir answers itself, and texts that it brings back unasked.
+"""The way back for what was removed: a tool that Weir answers itself, and texts that it brings back
+unasked.
 
 Nothing here knows of the planner or of a route: the exchange hands in what is needed.
 """

@@ -1,4 +1,5 @@
-"""Asking again with what was recalled: as often as the policy allows, and never for more than the window holds.
+"""Asking again with what was recalled: as often as the policy allows, and never for more than the
+window holds.
 
 ::
 
@@ -7,12 +8,14 @@
     rounds - 1              its answer, and that it was the last    answer; a call is refused
     rounds                  a refusal                               answer; a call is taken out of what it says
 
-Where the upstream says that an answer is too long for its window, the same round is asked with half of it, then with
-none. Where it refuses the round for another reason of its own, the client's own request goes up, as if there
-were no such tool. What a client can mend by waiting (429, 5xx) it is told.
+Where the upstream says that an answer is too long for its window, the same round is asked with half
+of it, then with none. Where it refuses the round for another reason of its own, the client's own
+request goes up, as if there were no such tool. What a client can mend by waiting (429, 5xx) it is
+told.
 
-A client that streams sees one answer that goes on. Nothing is sent while all that an upstream has said is a call of the
-recall tool: until then its next answer may still be an error with a status of its own.
+A client that streams sees one answer that goes on. Nothing is sent while all that an upstream has
+said is a call of the recall tool: until then its next answer may still be an error with a status of
+its own.
 """
 
 import asyncio
@@ -52,7 +55,15 @@ from proxy.recall.tool import (
     with_more,
 )
 from proxy.store.records import StoreError
-from proxy.stream import Headers, Send, StreamCut, UpstreamResponse, send_more, send_start, to_its_end
+from proxy.stream import (
+    Headers,
+    Send,
+    StreamCut,
+    UpstreamResponse,
+    send_more,
+    send_start,
+    to_its_end,
+)
 from proxy.tap import StreamTap, Tap, read_completion
 from proxy.upstream.connection import StreamBroken
 from proxy.upstream.overflow import Verdict
@@ -85,7 +96,8 @@ class Rounds:
         body: the forwarded request with the tool, ``plain`` the same without it.
         room: uncalibrated tokens that the window has left beside that request and its answer.
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
-        joins: whether the client gets what the model said before a call; not where its answer has a schema.
+        joins: whether the client gets what the model said before a call; not where its answer has a
+        schema.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
     """
@@ -116,7 +128,8 @@ class Rounds:
     async def after(self, turn: RecallTurn) -> bytes:
         self._keep()
         self.number += 1
-        self._turn, self._share = turn, 0
+        self._turn = turn
+        self._share = 0
         self._found = [await self._look(call) for call in turn.calls]
         return await self._ask(turn)
 
@@ -134,7 +147,11 @@ class Rounds:
         if call.problem or self.number > self.most:
             return None
         try:
-            return await self.archive.read(call.ref) if call.ref else await self.archive.find(call.query)
+            return (
+                await self.archive.read(call.ref)
+                if call.ref
+                else await self.archive.find(call.query)
+            )
         except StoreError:
             return None
 
@@ -144,7 +161,9 @@ class Rounds:
 
     def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = count_message(turn.message, self.counter, model=self.model)
-        room = int(min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share])
+        room = int(
+            min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share]
+        )
         told: list[RecallAnswer] = []
         for number, (call, found) in enumerate(zip(turn.calls, self._found, strict=True)):
             share = min(self.max_tokens, room // (len(turn.calls) - number))
@@ -152,7 +171,9 @@ class Rounds:
             room -= told[-1].tokens
         return told
 
-    def _tell_one(self, call: RecallCall, found: SearchResult | Past | None, room: int) -> RecallAnswer:
+    def _tell_one(
+        self, call: RecallCall, found: SearchResult | Past | None, room: int
+    ) -> RecallAnswer:
         if self.number > self.most:
             return RecallAnswer(REFUSED, self.counter.count(REFUSED))
         last = f"\n{LAST}" if self.number == self.most else ""
@@ -185,7 +206,9 @@ class Rounds:
 
 
 def _hash(call: RecallCall) -> str:
-    return blake2b((call.ref or call.query).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(
+        (call.ref or call.query).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> UpstreamResponse:
@@ -204,8 +227,12 @@ async def next_answer(rounds: Rounds, turn: RecallTurn, ask: AskAgain) -> Upstre
     return received
 
 
-async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended) -> UpstreamResponse:
-    """The answer to relay once the model has what it recalled; the same one where it recalled nothing."""
+async def follow_whole(
+    received: UpstreamResponse, rounds: Rounds, ask: AskAgain, ended: Ended
+) -> UpstreamResponse:
+    """The answer to relay once the model has what it recalled; the same one where it recalled
+    nothing.
+    """
     name = rounds.offer.name
     before = list[Mapping[str, Any]]()
     turn = None
@@ -228,7 +255,12 @@ async def follow_whole(received: UpstreamResponse, rounds: Rounds, ask: AskAgain
 
 def _answer(received: UpstreamResponse, name: str) -> dict[str, Any] | None:
     body = received.body
-    if body is None or received.answer.status >= 400 or not received.answer.ended or name.encode() not in body:
+    if (
+        body is None
+        or received.answer.status >= 400
+        or not received.answer.ended
+        or name.encode() not in body
+    ):
         return None
     return answer_in(body)
 
@@ -256,7 +288,8 @@ class Gate:
             self.is_open = True
             answer = self.received.answer
             await send_start(self.send, status=answer.status, headers=self.headers(self.received))
-            held, self._held = bytes(self._held), bytearray()
+            held = bytes(self._held)
+            self._held = bytearray()
             await self.write(held)
 
     async def close(self) -> None:
@@ -286,7 +319,8 @@ class Relaying:
     async def run(self, received: UpstreamResponse) -> UpstreamResponse | None:
         """Nothing, or an answer that is to be relayed instead, nothing having been sent.
 
-        Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and nothing was sent.
+        Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and
+        nothing was sent.
         """
         gate = Gate(self.send, self.headers, received, self.tap)
         earlier: Earlier | None = None
@@ -331,13 +365,20 @@ class Relaying:
 
     async def _next(self, gate: Gate, turn: RecallTurn) -> UpstreamResponse:
         try:
-            # a task of its own, so that a process that ends can cancel the question and not the request
+            # a task of its own, so that a process that ends can cancel the question and not the
+            # request
             return await asyncio.ensure_future(next_answer(self.rounds, turn, self.ask))
         except (ProxyError, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # the client has gone; else it was the question alone that was cancelled: the process ends
-            reason = self.explain(StreamBroken("cancelled")) if isinstance(error, asyncio.CancelledError) else error
+                # the client has gone; else it was the question alone that was cancelled: the
+                # process ends
+                raise
+            reason = (
+                self.explain(StreamBroken("cancelled"))
+                if isinstance(error, asyncio.CancelledError)
+                else error
+            )
             if gate.is_open:
                 await self._fail(gate, reason.event(), error)
             raise reason from error
@@ -351,11 +392,14 @@ def _refusal(received: UpstreamResponse) -> bytes:
     error = decoded(received.body or b"")
     if error is not None and error.get("error"):
         return b"\n\n" + unnamed_event(write_value(error))
-    return UpstreamUnreachable(f"The upstream answered {received.answer.status} inside this answer.").event()
+    return UpstreamUnreachable(
+        f"The upstream answered {received.answer.status} inside this answer."
+    ).event()
 
 
 async def _chunks(received: UpstreamResponse) -> AsyncGenerator[bytes | None, None]:
-    opening, chunks = received.opening, received.chunks
+    opening = received.opening
+    chunks = received.chunks
     assert chunks is not None  # noqa: S101 - the caller looked
     async with aclosing(chunks) as rest:
         for chunk in opening.held if opening is not None else ():

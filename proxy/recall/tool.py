@@ -1,11 +1,13 @@
-"""The recall tool of chat completions: its definition, when a request carries it, and the model's calls of it.
+"""The recall tool of chat completions: its definition, when a request carries it, and the model's
+calls of it.
 
 Other endpoints have the MCP server (:mod:`proxy.recall.mcp`).
 
-The definition is constant and stands behind the client's own tools, so that after the batch that brings it every
-request of the conversation begins alike.
+The definition is constant and stands behind the client's own tools, so that after the batch that
+brings it every request of the conversation begins alike.
 
-What of one round's stream the client sees: everything but the recall tool's calls, and no end before the last round.
+What of one round's stream the client sees: everything but the recall tool's calls, and no end
+before the last round.
 
 ======================================  ==========================================================
 event                                   what becomes of it
@@ -44,14 +46,16 @@ from proxy.wire.raw import (
 )
 
 DESCRIPTION = (
-    "Brings back what was removed from this conversation. query searches it; ref reads one text in full, "
-    "cursor reads on."
+    "Brings back what was removed from this conversation. query searches it; ref reads one text in"
+    " full, cursor reads on."
 )
 MAX_TOOLS = 128  # what OpenAI takes
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The tool as one request carries it; ``tokens`` (uncalibrated) are what its definition adds to that."""
+    """The tool as one request carries it; ``tokens`` (uncalibrated) are what its definition adds to
+    that.
+    """
 
     name: str
     definition: bytes
@@ -64,29 +68,47 @@ def definition_of(name: str) -> dict[str, object]:
         "ref": {"type": "string"},
         "cursor": {"type": "integer"},
     }
-    function = {"name": name, "description": DESCRIPTION, "parameters": {"type": "object", "properties": arguments}}
+    function = {
+        "name": name,
+        "description": DESCRIPTION,
+        "parameters": {"type": "object", "properties": arguments},
+    }
     return {"type": "function", "function": function}
 
 
-def definition_tokens(definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool) -> int:
+def definition_tokens(
+    definition: Mapping[str, object], counter: TokenCounter, *, model: str, alone: bool
+) -> int:
     one = count_tools([definition], None, None, counter, model=model)
-    return one if alone else count_tools([definition, definition], None, None, counter, model=model) - one
+    return (
+        one
+        if alone
+        else count_tools([definition, definition], None, None, counter, model=model) - one
+    )
 
 
-def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenCounter) -> Offer | None:
-    """The tool for this request; None where the policy has none or the request leaves no place for it.
+def offer_for(
+    request: ClientRequest, settings: ContextSettings, counter: TokenCounter
+) -> Offer | None:
+    """The tool for this request; None where the policy has none or the request leaves no place for
+    it.
 
-    There is none beside a tool of the client's that has its name, beside legacy ``functions``, for several answers
-    at once, and where the client has no tools and rules out that one is called. A ``tool_choice`` that names another
-    tool keeps the model from calling this one; its definition stays for the prefix.
+    There is none beside a tool of the client's that has its name, beside legacy ``functions``, for
+    several answers at once, and where the client has no tools and rules out that one is called. A
+    ``tool_choice`` that names another tool keeps the model from calling this one; its definition
+    stays for the prefix.
     """
     if not settings.recall.tool or settings.observes or "functions" in request.fields:
         return None
-    several, choice = request.value("n"), request.value("tool_choice")
+    several = request.value("n")
+    choice = request.value("tool_choice")
     own = _own_tools(request)
     if own is None or len(own) >= MAX_TOOLS or (several is not None and several != 1):
         return None
-    if not own and (choice.get("type") if isinstance(choice, dict) else choice) not in (None, "auto"):
+    if not own and (choice.get("type") if isinstance(choice, dict) else choice) not in (
+        None,
+        "auto",
+    ):
         return None
     if own and RECALL_TOOL in tool_definitions(request):
         return None
@@ -98,7 +120,8 @@ def offer_for(request: ClientRequest, settings: ContextSettings, counter: TokenC
 def with_more(body: bytes, array: str, more: Sequence[bytes]) -> bytes:
     """The body with more elements at the end of one of its arrays."""
     fields = split_object(body)
-    raw, new = fields.get(array, b"null"), array_of(more)
+    raw = fields.get(array, b"null")
+    new = array_of(more)
     if split_array(raw):
         new = bytes(raw).rstrip().removesuffix(b"]") + b"," + new[1:]
     return replace_fields(body, fields, {array: new})
@@ -123,7 +146,9 @@ class RecallCall(msgspec.Struct, frozen=True):
 
 
 class RecallTurn(msgspec.Struct, frozen=True):
-    """An answer with calls of the recall tool: those calls, and the message that goes back upstream with them."""
+    """An answer with calls of the recall tool: those calls, and the message that goes back upstream
+    with them.
+    """
 
     calls: tuple[RecallCall, ...]
     message: Mapping[str, Any]
@@ -131,11 +156,16 @@ class RecallTurn(msgspec.Struct, frozen=True):
     def sent(self, results: Sequence[str]) -> list[Mapping[str, Any]]:
         """The messages that follow the client's: this one, and a result a call."""
         answers = zip(self.calls, results, strict=True)
-        return [self.message, *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers)]
+        return [
+            self.message,
+            *({"role": "tool", "tool_call_id": call.id, "content": text} for call, text in answers),
+        ]
 
 
 def read_call(identity: str, arguments: str) -> RecallCall:
-    """What one call asks for. Models send numbers as text, refs with ``.txt`` and nothing where they mean nothing."""
+    """What one call asks for. Models send numbers as text, refs with ``.txt`` and nothing where
+    they mean nothing.
+    """
     try:
         given = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError):
@@ -148,7 +178,8 @@ def read_call(identity: str, arguments: str) -> RecallCall:
 
 def call_of(given: Mapping[str, Any], identity: str = "") -> RecallCall:
     """The call that these arguments make, whatever else is in them."""
-    query, ref = given.get("query"), given.get("ref")
+    query = given.get("query")
+    ref = given.get("ref")
     query = query.strip()[:MAX_QUERY_LEN] if isinstance(query, str) else ""
     ref = ref.strip().removesuffix(TEXT_OF)[:64] if isinstance(ref, str) else ""
     return RecallCall(identity, query=query, ref=ref, cursor=_cursor(given.get("cursor")))
@@ -174,7 +205,11 @@ def added_up(usage: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> d
     details = [d for each in (*before, usage) if isinstance(d := each.get(details_name), dict)]
     if details:
         names = dict.fromkeys(name for each in details for name in each)
-        summed = {n: _sum(n, details) for n in names if any(isinstance(each.get(n), int) for each in details)}
+        summed = {
+            n: _sum(n, details)
+            for n in names
+            if any(isinstance(each.get(n), int) for each in details)
+        }
         result[details_name] = {**details[-1], **summed}
     result["total_tokens"] = _sum("prompt_tokens", (usage,)) + result[words]
     return result
@@ -206,7 +241,9 @@ def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
     if not mine:
         return None
     content = message.get("content")
-    kept = {k: v for k, v in message.items() if k not in NOT_SENT_BACK and v not in (None, "", [], {})}
+    kept = {
+        k: v for k, v in message.items() if k not in NOT_SENT_BACK and v not in (None, "", [], {})
+    }
     echoed = [{k: call[k] for k in ECHOED if call.get(k) is not None} for call in mine]
     for number, call in enumerate(echoed):
         if not isinstance(call.get("id"), str) or not call["id"]:
@@ -214,7 +251,9 @@ def turn_of(message: Mapping[str, Any], name: str) -> RecallTurn | None:
         call.setdefault("type", "function")
         call["function"] = dict(call["function"])
         if not isinstance(call["function"].get("arguments"), str):
-            call["function"]["arguments"] = write_value(call["function"].get("arguments") or {}).decode()
+            call["function"]["arguments"] = write_value(
+                call["function"].get("arguments") or {}
+            ).decode()
     message = {"role": "assistant", "content": content, **kept, "tool_calls": echoed}
     read = (read_call(call["id"], call["function"]["arguments"]) for call in echoed)
     return RecallTurn(tuple(read), message)
@@ -235,17 +274,25 @@ def answer_in(body: bytes) -> dict[str, Any] | None:
 
 
 def joined(answers: Sequence[Mapping[str, Any]], name: str, *, with_text: bool) -> dict[str, Any]:
-    """The last answer without calls of the tool, with what the ones before it said (``with_text``) and used."""
+    """The last answer without calls of the tool, with what the ones before it said (``with_text``)
+    and used.
+    """
     *before, value = answers
     choice = dict(value["choices"][0])
     said = dict(choice["message"])
     message = without_calls(said, name)
-    if "tool_calls" in said and "tool_calls" not in message and choice.get("finish_reason") == "tool_calls":
+    if (
+        "tool_calls" in said
+        and "tool_calls" not in message
+        and choice.get("finish_reason") == "tool_calls"
+    ):
         choice["finish_reason"] = "stop"
         message["content"] = message.get("content") or ""
     for key in JOINED if with_text else ():
         earlier = [each["choices"][0]["message"].get(key) for each in before]
-        texts = [text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()]
+        texts = [
+            text for text in (*earlier, message.get(key)) if isinstance(text, str) and text.strip()
+        ]
         if len(texts) > 1 or (texts and not message.get(key)):
             message[key] = APART.join(texts)
     final = {**value, "choices": [{**choice, "message": message}]}
@@ -261,9 +308,12 @@ class CallNumbers:
     _newest: int = -1
 
     def of(self, call: Mapping[str, Any]) -> int:
-        number, identity = call.get("index"), call.get("id")
+        number = call.get("index")
+        identity = call.get("id")
         if not isinstance(number, int):
-            known = self._ids.get(identity) if isinstance(identity, str) and identity else self._newest
+            known = (
+                self._ids.get(identity) if isinstance(identity, str) and identity else self._newest
+            )
             number = self._newest + 1 if known is None or known < 0 else known
         if isinstance(identity, str) and identity:
             self._ids[identity] = number
@@ -272,7 +322,9 @@ class CallNumbers:
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """What the rounds before this one leave: their identity, whether they said something, and what they used."""
+    """What the rounds before this one leave: their identity, whether they said something, and what
+    they used.
+    """
 
     identity: Mapping[str, Any]
     spoke: bool = False
@@ -283,9 +335,10 @@ class Earlier(msgspec.Struct, frozen=True):
 class RoundView:
     """One round of a streamed answer. Feed it the stream; it gives the bytes for the client.
 
-    ``earlier`` is what the rounds before it leave, None in the first one. ``may_recall`` is False where a call is not
-    answered any more, and has to vanish. ``recalling`` says that another round follows, ``visible`` that the client has
-    got to see something, ``dropped`` that a call of the recall tool was left out.
+    ``earlier`` is what the rounds before it leave, None in the first one. ``may_recall`` is False
+    where a call is not answered any more, and has to vanish. ``recalling`` says that another round
+    follows, ``visible`` that the client has got to see something, ``dropped`` that a call of the
+    recall tool was left out.
     """
 
     name: str
@@ -317,7 +370,9 @@ class RoundView:
         first = self.earlier.identity if self.earlier is not None else _identity(chunks)
         before = self.earlier.usages if self.earlier is not None else ()
         said = assembled(chunks).get("content")
-        spoke = (isinstance(said, str) and bool(said.strip())) or (self.earlier is not None and self.earlier.spoke)
+        spoke = (isinstance(said, str) and bool(said.strip())) or (
+            self.earlier is not None and self.earlier.spoke
+        )
         return Earlier(first, spoke, before if self.usage is None else (*before, self.usage))
 
     def _chunks(self) -> list[dict[str, Any]]:
@@ -330,7 +385,11 @@ class RoundView:
             if self._size < MAX_KEPT:
                 self._kept.append(event.data)
                 self._size += len(event.data)
-        if self.earlier is None and not self._names and not any(TOOL_CALLS in e.data for e in frame.events):
+        if (
+            self.earlier is None
+            and not self._names
+            and not any(TOOL_CALLS in e.data for e in frame.events)
+        ):
             self.visible = self.visible or any(_says(e.data) for e in frame.events)
             return frame.raw
         return b"".join(self._changed(event.data, frame) for event in frame.events)
@@ -472,7 +531,10 @@ def _add(message: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _identity(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = next((chunk for chunk in chunks if chunk.get("id") and chunk.get("choices")), chunks[0] if chunks else {})
+    first = next(
+        (chunk for chunk in chunks if chunk.get("id") and chunk.get("choices")),
+        chunks[0] if chunks else {},
+    )
     return {key: first[key] for key in IDENTITY if key in first}
 
 
@@ -481,7 +543,9 @@ def _says(data: bytes) -> bool:
     if value is None:
         return False
     choices = value.get("choices")
-    return bool(value.get("error")) or any(_is_said(c) for c in (choices if isinstance(choices, list) else ()))
+    return bool(value.get("error")) or any(
+        _is_said(c) for c in (choices if isinstance(choices, list) else ())
+    )
 
 
 def _is_said(choice: Any) -> bool:

@@ -1,4 +1,6 @@
-"""A recorded conversation played in scenarios: what each forwards is compared with what it forwarded before."""
+"""A recorded conversation played in scenarios: what each forwards is compared with what it
+forwarded before.
+"""
 
 import time
 from collections import Counter
@@ -25,11 +27,11 @@ LARGEST = frozenset({"largest", "peak", "early"})
 class Tally:
     """Sums over requests; tokens are uncalibrated, costs in the unit of the price list.
 
-    ``fit`` counts requests that were forwarded and fit the window, ``batches`` those that did not begin with the one
-    before. What was refused is in no sum of tokens or costs; ``before`` are the tokens unmanaged.
-    ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within a conversation and not before its
-    first batch, ``early`` the largest before it. ``asked`` counts questions to a model, ``refused_by`` refusals by
-    bucket.
+    ``fit`` counts requests that were forwarded and fit the window, ``batches`` those that did not
+    begin with the one before. What was refused is in no sum of tokens or costs; ``before`` are the
+    tokens unmanaged. ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within
+    a conversation and not before its first batch, ``early`` the largest before it. ``asked`` counts
+    questions to a model, ``refused_by`` refusals by bucket.
     """
 
     conversations: int = 0
@@ -80,7 +82,9 @@ class Tally:
         return self.cost / self.sliding if self.sliding else 1.0
 
     def values(self) -> dict[str, object]:
-        """Every figure, and what follows from them: shares and savings; no comparison where a request did not fit."""
+        """Every figure, and what follows from them: shares and savings; no comparison where a
+        request did not fit.
+        """
         is_compared = not self.unanswered
         figures = msgspec.to_builtins(self)
         del figures["seconds"]
@@ -95,32 +99,43 @@ class Tally:
 
 
 async def replay(
-    script: Script, policies: Sequence[ContextSettings], conditions: Conditions, prices: TokenPrices, store: Store
+    script: Script,
+    policies: Sequence[ContextSettings],
+    conditions: Conditions,
+    prices: TokenPrices,
+    store: Store,
 ) -> Mapping[str, Tally]:
-    """The figures of one conversation unmanaged, in a sliding window, and under each policy, by name in this order.
+    """The figures of one conversation unmanaged, in a sliding window, and under each policy, by
+    name in this order.
 
-    ``store`` is where policies keep the conversation meanwhile. The window of unmanaged requests and of the sliding
-    window is the first policy's. Unmanaged requests cost what they would cost a model with a window that is large
-    enough.
+    ``store`` is where policies keep the conversation meanwhile. The window of unmanaged requests
+    and of the sliding window is the first policy's. Unmanaged requests cost what they would cost a
+    model with a window that is large enough.
     """
     budget = conditions.budget(policies[0])
     named: dict[str, Scenario] = {UNMANAGED: Scenario(), SLIDING: SlidingWindow(budget)}
     for number, settings in enumerate(policies):
         is_off = settings.mode is Mode.OFF
-        named[settings.name] = Scenario() if is_off else Managed(settings, conditions, store, number=number)
+        named[settings.name] = (
+            Scenario() if is_off else Managed(settings, conditions, store, number=number)
+        )
     room = budget.window - budget.reserve
     meters = {name: _Meter(script, scenario, prices, room=room) for name, scenario in named.items()}
     for request in script.requests:
         steps = {name: await meter.play(request) for name, meter in meters.items()}
         for name, step in steps.items():
-            meters[name].count(step, request, unmanaged=steps[UNMANAGED].cost, sliding=steps[SLIDING].cost)
+            meters[name].count(
+                step, request, unmanaged=steps[UNMANAGED].cost, sliding=steps[SLIDING].cost
+            )
     for scenario in named.values():
         await scenario.close()
     return {name: meter.tally for name, meter in meters.items()}
 
 
 class _Meter:
-    def __init__(self, script: Script, scenario: Scenario, prices: TokenPrices, *, room: int) -> None:
+    def __init__(
+        self, script: Script, scenario: Scenario, prices: TokenPrices, *, room: int
+    ) -> None:
         self.tally = Tally(conversations=1)
         self._script = script
         self._scenario = scenario
@@ -139,7 +154,11 @@ class _Meter:
             asked=sent.asked,
             seconds=time.perf_counter() - started,
             retention=judge(
-                script, request.facts, length=request.length, sent=sent.pieces or (), archived=self._archived
+                script,
+                request.facts,
+                length=request.length,
+                sent=sent.pieces or (),
+                archived=self._archived,
             ),
         )
         if sent.pieces is None:
@@ -155,7 +174,9 @@ class _Meter:
         return one
 
     def _compare(self, pieces: Sequence[PlannedMessage]) -> tuple[int, int]:
-        """Tokens of the longest common prefix with the request before, and 1 where that one is no prefix of this."""
+        """Tokens of the longest common prefix with the request before, and 1 where that one is no
+        prefix of this.
+        """
         array = self._script.rendered(pieces)
         same = 0
         for old, new in zip(self._sent, array, strict=False):
@@ -167,7 +188,9 @@ class _Meter:
         self._sent = array
         return tools + sum(piece.tokens for piece in pieces[:same]), int(is_batch)
 
-    def count(self, one: Tally, request: ScriptRequest, *, unmanaged: float, sliding: float) -> None:
+    def count(
+        self, one: Tally, request: ScriptRequest, *, unmanaged: float, sliding: float
+    ) -> None:
         tally = self.tally
         if not request.counts:
             tally.retention += one.retention

@@ -1,7 +1,8 @@
-"""What becomes of each request of one conversation: unmanaged, in a sliding window, or under a policy.
+"""What becomes of each request of one conversation: unmanaged, in a sliding window, or under a
+policy.
 
-A policy's requests go through the planner and the preparation that serve requests, over a store in memory. A question
-to a model fails unless somebody is given to ask, and is counted.
+A policy's requests go through the planner and the preparation that serve requests, over a store in
+memory. A question to a model fails unless somebody is given to ask, and is counted.
 """
 
 from collections.abc import AsyncIterator
@@ -29,13 +30,17 @@ from proxy.wire.transcripts import Transcripts
 
 WHOLE_REQUEST = "total"
 SECONDS_BETWEEN = 5.0
-"""Between two requests of a recording, which has no times: an agent's follow one another while caches are warm."""
+"""Between two requests of a recording, which has no times: an agent's follow one another while
+caches are warm.
+"""
 STARTED = 1_000_000_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """``window`` is used instead of what the policy or the model says; ``max_tokens`` is that of each request."""
+    """``window`` is used instead of what the policy or the model says; ``max_tokens`` is that of
+    each request.
+    """
 
     counter: TextCounter
     model: str = ""
@@ -58,9 +63,9 @@ class Conditions:
 class Forwarded:
     """What became of one request.
 
-    ``pieces`` is None for a request that was refused, and ``refused_by`` then the bucket that was too full, or
-    ``total``. ``tokens`` of it (or of what was refused) are uncalibrated; ``new``: edits were decided; ``failed``: it
-    could not be planned; ``asked`` counts questions to a model.
+    ``pieces`` is None for a request that was refused, and ``refused_by`` then the bucket that was
+    too full, or ``total``. ``tokens`` of it (or of what was refused) are uncalibrated; ``new``:
+    edits were decided; ``failed``: it could not be planned; ``asked`` counts questions to a model.
     """
 
     pieces: tuple[PlannedMessage, ...] | None
@@ -133,7 +138,8 @@ class Managed(Scenario):
         self._store = store
         self._asked = _Asked(ask)
         self._now = STARTED
-        # a tenant for each policy in the store; whatever a policy is called, what it archives is called the same
+        # a tenant for each policy in the store; whatever a policy is called, what it archives is
+        # called the same
         self._tenant = blake2b(b"%d" % number, digest_size=16).hexdigest()
         self._calibration = Calibration()
         self._settler = WriteBehindQueue(store, degraded=lambda _: None)
@@ -177,7 +183,8 @@ class Managed(Scenario):
             if plan.refused:
                 return Forwarded(pieces=None, tokens=whole, refused_by=WHOLE_REQUEST)
             return Forwarded(pieces=script.raw_pieces(length), tokens=whole, failed=True)
-        if decision.raw_after >= MIN_SAMPLE:  # what the upstream's count would teach: here it is the estimate
+        # what the upstream's count would teach: here it is the estimate
+        if decision.raw_after >= MIN_SAMPLE:
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
         self._preparation.after(asked, plan)
         await self._preparation.settled()
@@ -202,7 +209,9 @@ class Managed(Scenario):
 
     def _asked_of(self, body: bytes, budget: TokenBudget) -> PlanRequest:
         async def limits() -> ModelLimits:
-            return ModelLimits(budget, ModelFacts(window=budget.window, source="policy"), "", "", budget.window)
+            return ModelLimits(
+                budget, ModelFacts(window=budget.window, source="policy"), "", "", budget.window
+            )
 
         return PlanRequest(
             request=parse_chat(body),

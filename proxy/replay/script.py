@@ -1,9 +1,10 @@
-"""Recorded conversations, read from a file of any size, request by request, each message read and counted once.
+"""Recorded conversations, read from a file of any size, request by request, each message read and
+counted once.
 
-A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``, ``task``,
-``facts``), or a bare array of messages. A file that is one JSON document over several lines may be such an object, or
-an array of messages or of conversations; it is read whole. Message ``i`` from the assistant answered a request with
-``messages[:i]``.
+A line is one conversation: an object with ``messages`` and perhaps ``tools`` and ``meta`` (``id``,
+``task``, ``facts``), or a bare array of messages. A file that is one JSON document over several
+lines may be such an object, or an array of messages or of conversations; it is read whole. Message
+``i`` from the assistant answered a request with ``messages[:i]``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ class BadRecording(Exception):
 class Fact:
     """Something that a later request needs: all ``needles`` are to stand in it.
 
-    ``needed_at`` are indices of the assistant messages whose requests need it; without any it is the end of the
-    conversation. ``superseded`` are values that it replaced.
+    ``needed_at`` are indices of the assistant messages whose requests need it; without any it is
+    the end of the conversation. ``superseded`` are values that it replaced.
     """
 
     needles: tuple[str, ...]
@@ -55,7 +56,9 @@ class Recording:
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """How many messages each request had: up to each of the assistant's, and all if somebody else ended."""
+        """How many messages each request had: up to each of the assistant's, and all if somebody
+        else ended.
+        """
         ends = [i for i, value in enumerate(self.values) if value["role"] == "assistant" and i]
         if self.values and self.values[-1]["role"] != "assistant":
             ends.append(len(self.values))
@@ -166,7 +169,11 @@ def _values(raws: Sequence[bytes]) -> tuple[Mapping[str, object], ...]:
 
 
 def recording_of(
-    messages: Sequence[Mapping[str, object]], *, name: str, tools: object = None, facts: Sequence[Fact] = ()
+    messages: Sequence[Mapping[str, object]],
+    *,
+    name: str,
+    tools: object = None,
+    facts: Sequence[Fact] = (),
 ) -> Recording:
     raws = tuple(write_value(message) for message in messages)
     return Recording(id=name, raws=raws, values=_values(raws), tools=tools, facts=tuple(facts))
@@ -177,7 +184,9 @@ PROBE: Mapping[str, object] = {"role": "user", "content": "Go on."}
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """``counts`` is False for the question after the end, which is asked only for facts that are needed then."""
+    """``counts`` is False for the question after the end, which is asked only for facts that are
+    needed then.
+    """
 
     length: int
     facts: tuple[Fact, ...] = ()
@@ -191,8 +200,12 @@ class Script:
         late = tuple(fact for fact in recording.facts if not fact.needed_at)
         asks = bool(late) and bool(recording.values) and recording.values[-1]["role"] == "assistant"
         values = (*recording.values, PROBE) if asks else recording.values
-        self.raws: tuple[Raw, ...] = (*recording.raws, write_value(PROBE)) if asks else recording.raws
-        self.messages = tuple([message_of(v, count_message(v, counter, model=model)) for v in values])
+        self.raws: tuple[Raw, ...] = (
+            (*recording.raws, write_value(PROBE)) if asks else recording.raws
+        )
+        self.messages = tuple(
+            [message_of(v, count_message(v, counter, model=model)) for v in values]
+        )
         self._marked = CHAT.own_marks(self.raws)
         self.tools = count_tools(recording.tools, None, None, counter, model=model)
         self.requests = _requests(recording, late, ends_with_a_question=asks)
@@ -220,10 +233,15 @@ class Script:
         )
 
     def raw_pieces(self, length: int) -> tuple[PlannedMessage, ...]:
-        return tuple(PlannedMessage(index, message.tokens) for index, message in enumerate(self.messages[:length]))
+        return tuple(
+            PlannedMessage(index, message.tokens)
+            for index, message in enumerate(self.messages[:length])
+        )
 
     def rendered(self, pieces: Sequence[PlannedMessage]) -> list[Raw]:
-        return render(pieces, self.raws, self._marked, roles=[message.role for message in self.messages])
+        return render(
+            pieces, self.raws, self._marked, roles=[message.role for message in self.messages]
+        )
 
     def text(self, index: int) -> str:
         found = self._texts.get(index)
@@ -240,9 +258,11 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Facts that requests needed and that stood in the client's own array, literally in any case of letters.
+    """Facts that requests needed and that stood in the client's own array, literally in any case of
+    letters.
 
-    ``recoverable`` are in the window or the archive, ``stale`` is a superseded value without the one that replaced it.
+    ``recoverable`` are in the window or the archive, ``stale`` is a superseded value without the
+    one that replaced it.
     """
 
     needed: int = 0
@@ -251,11 +271,21 @@ class Retention:
     stale: int = 0
 
     def __add__(self, other: "Retention") -> "Retention":
-        return Retention(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        return Retention(
+            **{
+                each.name: getattr(self, each.name) + getattr(other, each.name)
+                for each in fields(self)
+            }
+        )
 
 
 def judge(
-    script: Script, facts: Sequence[Fact], *, length: int, sent: Sequence[PlannedMessage], archived: Iterable[int]
+    script: Script,
+    facts: Sequence[Fact],
+    *,
+    length: int,
+    sent: Sequence[PlannedMessage],
+    archived: Iterable[int],
 ) -> Retention:
     if not facts:
         return Retention()
@@ -279,7 +309,9 @@ def _stands(fact: Fact, text: str) -> bool:
     return all(needle.lower() in text for needle in fact.needles)
 
 
-def _requests(recording: Recording, late: tuple[Fact, ...], *, ends_with_a_question: bool) -> tuple[ScriptRequest, ...]:
+def _requests(
+    recording: Recording, late: tuple[Fact, ...], *, ends_with_a_question: bool
+) -> tuple[ScriptRequest, ...]:
     needed: dict[int, list[Fact]] = {}
     for fact in recording.facts:
         for at in fact.needed_at:

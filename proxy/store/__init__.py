@@ -1,6 +1,8 @@
-"""What Weir remembers: conversations, their edits and evictions, the archive, exchanges, keys, what upstreams taught.
+"""What Weir remembers: conversations, their edits and evictions, the archive, exchanges, keys, what
+upstreams taught.
 
-Everything outside this package uses only :class:`Store`, :class:`WriteBehindQueue`, the records and the errors.
+Everything outside this package uses only :class:`Store`, :class:`WriteBehindQueue`, the records and
+the errors.
 """
 
 from proxy.store.store import Store

@@ -1,7 +1,8 @@
-"""Answers that a later request may go on from, because their provider keeps them, and ids that are a tenant's there.
+"""Answers that a later request may go on from, because their provider keeps them, and ids that are
+a tenant's there.
 
-A row holds what its request added to the history and what the answer did; the rows from the first request to an answer
-hold all of it. Only what is found whole counts.
+A row holds what its request added to the history and what the answer did; the rows from the first
+request to an answer hold all of it. Only what is found whole counts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +14,23 @@ import sqlalchemy as sa
 from proxy.store.packing import Damaged, pack, unpack
 from proxy.store.records import AnswerRow, ConversationRow, ProviderIdsRow
 from proxy.store.schema import answer_items, answers, provider_ids
-from proxy.store.transaction import Rows, Transaction, keep_first, keep_last, of, owned, recorded, stored
+from proxy.store.transaction import (
+    Rows,
+    Transaction,
+    keep_first,
+    keep_last,
+    of,
+    owned,
+    recorded,
+    stored,
+)
 
 MAX_LINKS = 20_000
 ADD_ANSWER = keep_last(answers)
 ADD_ITEM = keep_first(answer_items)
-_START = sa.select(answers.c.id, answers.c.parent, sa.literal(0).label("back")).where(of(answers, "tenant", "id"))
+_START = sa.select(answers.c.id, answers.c.parent, sa.literal(0).label("back")).where(
+    of(answers, "tenant", "id")
+)
 _LINE = _START.cte("line", recursive=True)
 _LINE = _LINE.union_all(
     sa.select(answers.c.id, answers.c.parent, _LINE.c.back + 1)
@@ -32,8 +44,14 @@ def add_answers(tx: Transaction, rows: Sequence[AnswerRow]) -> None:
     if not rows or not tx.full:
         return
     packed = tx.aside(lambda: [pack((row.given, row.output, row.opening)) for row in rows])
-    tx.many(ADD_ANSWER, [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)])
-    tx.many(ADD_ITEM, [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items])
+    tx.many(
+        ADD_ANSWER,
+        [stored(answers, row, body=body) for row, body in zip(rows, packed, strict=True)],
+    )
+    tx.many(
+        ADD_ITEM,
+        [{"tenant": r.tenant, "item": item, "answer": r.id} for r in rows for item in r.items],
+    )
 
 
 def answers_behind(tx: Transaction, tenant: str, answer: str) -> list[AnswerRow]:
@@ -60,8 +78,13 @@ ADD_PROVIDER_ID = keep_last(provider_ids)
 
 
 def add_provider_ids(tx: Transaction, rows: Sequence[ProviderIdsRow]) -> None:
-    """Store ids that were given to tenants; now and then those go of which a tenant has too many."""
-    tx.many(ADD_PROVIDER_ID, [{"tenant": r.tenant, "digest": d, "at": r.at} for r in rows for d in r.digests])
+    """Store ids that were given to tenants; now and then those go of which a tenant has too
+    many.
+    """
+    tx.many(
+        ADD_PROVIDER_ID,
+        [{"tenant": r.tenant, "digest": d, "at": r.at} for r in rows for d in r.digests],
+    )
     looked_at = {row.tenant for row in rows if any(digest[0] == 0 for digest in row.digests)}
     for tenant in sorted(looked_at):
         mine = owned(provider_ids, tenant)
@@ -72,19 +95,30 @@ def add_provider_ids(tx: Transaction, rows: Sequence[ProviderIdsRow]) -> None:
 
 
 def own_provider_ids(tx: Transaction, tenant: str, digests: Sequence[bytes]) -> set[bytes]:
-    return set(tx.scalars(sa.select(provider_ids.c.digest).where(owned(provider_ids, tenant, digest=list(digests)))))
+    return set(
+        tx.scalars(
+            sa.select(provider_ids.c.digest).where(
+                owned(provider_ids, tenant, digest=list(digests))
+            )
+        )
+    )
 
 
 def answers_of(tx: Transaction, conversation: ConversationRow) -> list[Mapping[str, Any]]:
     mine = owned(answers, conversation.tenant, conversation=conversation.id)
     rows = _whole_answers(tx, sa.select(answers).where(mine).order_by(answers.c.at))
     return [
-        {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in msgspec.structs.asdict(row).items()}
+        {
+            k: v.decode(errors="replace") if isinstance(v, bytes) else v
+            for k, v in msgspec.structs.asdict(row).items()
+        }
         for row in rows
     ]
 
 
-def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] | None = None) -> list[AnswerRow]:
+def _whole_answers(
+    tx: Transaction, query: Rows, given: Mapping[str, str] | None = None
+) -> list[AnswerRow]:
     found: list[AnswerRow] = []
     for row in tx.execute(query, given):
         try:
@@ -92,5 +126,9 @@ def _whole_answers(tx: Transaction, query: Rows, given: Mapping[str, str] | None
         except Damaged:
             tx.damage("answer", row.tenant, row.id)
         else:
-            found.append(recorded(AnswerRow, answers, row, items=(), given=added, output=output, opening=opening))
+            found.append(
+                recorded(
+                    AnswerRow, answers, row, items=(), given=added, output=output, opening=opening
+                )
+            )
     return found

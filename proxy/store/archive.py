@@ -1,10 +1,12 @@
-"""The archive: every message that was removed or shortened, found by ref, by its words, or by what it is about.
+"""The archive: every message that was removed or shortened, found by ref, by its words, or by what
+it is about.
 
-Words are indexed a little after the commit, off the path of the request: tokenizing them is most of a commit's time.
-Messages of one batch are stored in frames of some 64 KiB together: they have much in common, and a damaged frame costs
-the messages in it alone. A body is given back only if its SHA-256 is the one that was stored with it; a damaged row is
-set aside (``quarantined``) and counts as absent until the same message is archived again. Vectors by an embeddings
-model are 32-bit floats of length 1, compared one by one: a conversation has thousands of them at most.
+Words are indexed a little after the commit, off the path of the request: tokenizing them is most of
+a commit's time. Messages of one batch are stored in frames of some 64 KiB together: they have much
+in common, and a damaged frame costs the messages in it alone. A body is given back only if its
+SHA-256 is the one that was stored with it; a damaged row is set aside (``quarantined``) and counts
+as absent until the same message is archived again. Vectors by an embeddings model are 32-bit floats
+of length 1, compared one by one: a conversation has thousands of them at most.
 """
 
 import math
@@ -24,7 +26,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from policies.text.segments import SOLID, words
-from proxy.store.packing import Damaged, Packed, pack, pack_message, plain_text, unpack, unpack_message
+from proxy.store.packing import (
+    Damaged,
+    Packed,
+    pack,
+    pack_message,
+    plain_text,
+    unpack,
+    unpack_message,
+)
 from proxy.store.records import Change, Original
 from proxy.store.schema import branches, frames, meta, originals, removed, vectors
 from proxy.store.transaction import (
@@ -59,7 +69,9 @@ SET_INDEXED = sa.update(meta).where(meta.c.name == "indexed").values(number=sa.b
 INDEX = "INSERT INTO originals_fts (rowid, text) VALUES (?, ?)"
 UNINDEX = "INSERT INTO originals_fts (originals_fts, rowid, text) VALUES ('delete', ?, ?)"
 IS_WHOLE = originals.c.frame.is_not(None)
-KNOWN = sa.select(originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking"))
+KNOWN = sa.select(
+    originals.c.ref, sa.or_(originals.c.quarantined, sa.not_(IS_WHOLE)).label("lacking")
+)
 KNOWN = KNOWN.where(among(originals.c.ref))
 FRAMED = sa.select(sa.func.count()).where(
     of(originals, "tenant"),
@@ -74,7 +86,11 @@ QUARANTINE = sa.update(originals).where(of(originals, "tenant", "ref")).values(q
 ADD_FRAME = sa.insert(frames)
 ADD_ORIGINAL = keep_first(originals)
 TO_WORDS = sa.func.to_tsvector(sa.literal_column("'simple'"), sa.bindparam("text", type_=sa.Text))
-WORDED = sa.table("originals", *(sa.column(each.name, each.type) for each in originals.c), sa.column("words", TSVECTOR))
+WORDED = sa.table(
+    "originals",
+    *(sa.column(each.name, each.type) for each in originals.c),
+    sa.column("words", TSVECTOR),
+)
 ADD_WITH_WORDS = keep_first(WORDED).values(words=TO_WORDS)
 HOLD_ORIGINAL = keep_first(removed)
 ADD_VECTOR = keep_first(vectors)
@@ -83,7 +99,9 @@ MATCHING = {
     "sqlite": sa.select(originals.c.id)
     .join(WORDS, WORDS.c.rowid == originals.c.id)
     .where(sa.text("originals_fts MATCH :query")),
-    "postgresql": sa.select(originals.c.id).where(sa.text("originals.words @@ plainto_tsquery('simple', :query)")),
+    "postgresql": sa.select(originals.c.id).where(
+        sa.text("originals.words @@ plainto_tsquery('simple', :query)")
+    ),
 }
 """The messages that have all words of a query, in any order."""
 SIGNS = frozenset({"So", "Sk"})
@@ -106,7 +124,8 @@ def held(tx: Transaction, tenant: str, conversation: str) -> set[str]:
 def search(
     tx: Transaction, tenant: str, text: str, *, limit: int = 20, conversation: str | None = None
 ) -> list[Original]:
-    """Removed messages with all words of ``text``, else with any of them, best first; nothing in it is an operator.
+    """Removed messages with all words of ``text``, else with any of them, best first; nothing in it
+    is an operator.
 
     With the id of a ``conversation`` only those that were removed from it.
     """
@@ -118,7 +137,9 @@ def search(
         where.append(originals.c.ref.in_(_held_by(tenant, conversation)))
     phrases = [f" {_indexed(term)} " for term in terms]
     for is_for_all in (True, False)[: min(len(terms) + len(signs), 2)]:
-        there = _candidates(tx, phrases, signs, where, is_for_all=is_for_all, most=max(limit, CANDIDATES))
+        there = _candidates(
+            tx, phrases, signs, where, is_for_all=is_for_all, most=max(limit, CANDIDATES)
+        )
         if found := tx.aside(partial(_ranked, there, phrases, signs, is_for_all=is_for_all)):
             return found[:limit]
     return []
@@ -145,7 +166,9 @@ def _candidates(
     if signs and not (is_for_all and phrases):
         lists.append(list(tx.scalars(newest)))
     ids = list(dict.fromkeys(chain.from_iterable(lists)))[:most]
-    rows = tx.execute(sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())).all()
+    rows = tx.execute(
+        sa.select(originals).where(*where, originals.c.id.in_(ids)).order_by(originals.c.id.desc())
+    ).all()
     return [each for row in rows if (each := read_original(tx, row)) is not None]
 
 
@@ -156,17 +179,24 @@ def _query(tx: Transaction, words: str) -> str:
 def _ranked(
     there: Sequence[Original], phrases: Sequence[str], signs: Sequence[str], *, is_for_all: bool
 ) -> list[Original]:
-    """Those that have what is looked for, the best first, by BM25 (S. Robertson, K. Spärck Jones 1994).
+    """Those that have what is looked for, the best first, by BM25 (S. Robertson, K. Spärck Jones
+    1994).
 
     The index only knows which messages have a word: where and how often takes four times the room.
     """
     texts = [f" {_indexed(each.text)} " for each in there]
     counts = [
-        [*(text.count(phrase) for phrase in phrases), *(original.text.count(sign) for sign in signs)]
+        [
+            *(text.count(phrase) for phrase in phrases),
+            *(original.text.count(sign) for sign in signs),
+        ]
         for original, text in zip(there, texts, strict=True)
     ]
     mean = sum(map(len, texts)) / max(1, len(texts))
-    weights = [_weight(sum(each[n] > 0 for each in counts), len(counts)) for n in range(len(phrases) + len(signs))]
+    weights = [
+        _weight(sum(each[n] > 0 for each in counts), len(counts))
+        for n in range(len(phrases) + len(signs))
+    ]
     scored = [
         (sum(map(mul, weights, (_saturated(n, len(text) / mean) for n in each))), original)
         for original, text, each in zip(there, texts, counts, strict=True)
@@ -184,16 +214,24 @@ def _saturated(count: int, length: float) -> float:
 
 
 def _indexed(text: str) -> str:
-    """The words of a text as they are indexed, without accents: SQLite's tokenizer tells words by ASCII alone."""
+    """The words of a text as they are indexed, without accents: SQLite's tokenizer tells words by
+    ASCII alone.
+    """
     said = " ".join(words(text))
     if said.isascii():
         return said
     return normalize("NFC", ACCENTS.sub("", normalize("NFD", said)))
 
 
-def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int) -> dict[str, str]:
+def lacking_vectors(
+    tx: Transaction, tenant: str, conversation: str, model: str, *, limit: int
+) -> dict[str, str]:
     known = sa.select(vectors.c.ref).where(owned(vectors, tenant, model=model))
-    lacking = (owned(originals, tenant, ref=_held_by(tenant, conversation)), IS_WHOLE, originals.c.ref.not_in(known))
+    lacking = (
+        owned(originals, tenant, ref=_held_by(tenant, conversation)),
+        IS_WHOLE,
+        originals.c.ref.not_in(known),
+    )
     query = sa.select(originals).where(*lacking).order_by(originals.c.id.desc()).limit(limit)
     found: dict[str, str] = {}
     for row in tx.execute(query).all():
@@ -202,7 +240,9 @@ def lacking_vectors(tx: Transaction, tenant: str, conversation: str, model: str,
     return {ref: text for ref, text in found.items() if text}
 
 
-def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Sequence[float]]) -> None:
+def add_vectors(
+    tx: Transaction, tenant: str, model: str, given: Mapping[str, Sequence[float]]
+) -> None:
     there = tx.scalars(sa.select(originals.c.ref).where(owned(originals, tenant, ref=list(given))))
     own = {"tenant": tenant, "model": model}
     tx.many(ADD_VECTOR, [{**own, "ref": ref, "body": _unit(given[ref])} for ref in sorted(there)])
@@ -210,12 +250,19 @@ def add_vectors(tx: Transaction, tenant: str, model: str, given: Mapping[str, Se
 
 LIKE = 0.45
 STANDS_OUT = 3.5
-"""The cosine from which on a text is alike; or how many standard deviations it has above all others of its
-conversation, since models differ in what they give to texts that have nothing in common."""
+"""The cosine from which on a text is alike; or how many standard deviations it has above all others
+of its conversation, since models differ in what they give to texts that have nothing in common.
+"""
 
 
 def nearest(
-    tx: Transaction, tenant: str, conversation: str, model: str, wanted: Sequence[float], *, limit: int
+    tx: Transaction,
+    tenant: str,
+    conversation: str,
+    model: str,
+    wanted: Sequence[float],
+    *,
+    limit: int,
 ) -> list[tuple[Original, float]]:
     """Originals of a conversation that are alike, the nearest first, each with its cosine."""
     mine = owned(vectors, tenant, model=model, ref=_held_by(tenant, conversation))
@@ -228,7 +275,11 @@ def nearest(
     if not cosines:
         return []
     least = min(LIKE, fmean(cosines.values()) + STANDS_OUT * pstdev(cosines.values()))
-    near = sorted((ref for ref, cosine in cosines.items() if cosine >= least), key=cosines.__getitem__, reverse=True)
+    near = sorted(
+        (ref for ref, cosine in cosines.items() if cosine >= least),
+        key=cosines.__getitem__,
+        reverse=True,
+    )
     return [(each, cosines[each.ref]) for each in originals_with(tx, tenant, near[:limit])]
 
 
@@ -236,11 +287,18 @@ def add_originals(tx: Transaction, change: Change) -> None:
     by_ref = {original.ref: original for original in change.originals}
     for refs in chunks(by_ref):
         _add(tx, change.tenant, [by_ref[ref] for ref in refs], at=change.at)
-    hold(tx, change.tenant, change.branch, {*by_ref, *change.covered, *(edit.ref for edit in change.edits)})
+    hold(
+        tx,
+        change.tenant,
+        change.branch,
+        {*by_ref, *change.covered, *(edit.ref for edit in change.edits)},
+    )
 
 
 def hold(tx: Transaction, tenant: str, branch: str, refs: Iterable[str]) -> None:
-    tx.many(HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)])
+    tx.many(
+        HOLD_ORIGINAL, [{"tenant": tenant, "branch": branch, "ref": ref} for ref in sorted(refs)]
+    )
 
 
 def drop_unheld(tx: Transaction, tenant: str, refs: Iterable[str]) -> None:
@@ -269,7 +327,8 @@ def waits_for_index(tx: Transaction) -> bool:
 
 
 def index_some(tx: Transaction) -> bool:
-    """Index the words of the oldest originals that wait for it, about 256 KiB of them; whether more are waiting.
+    """Index the words of the oldest originals that wait for it, about 256 KiB of them; whether more
+    are waiting.
 
     Those that share a frame go together, so that each is unpacked once.
     """
@@ -294,9 +353,11 @@ def index_some(tx: Transaction) -> bool:
 
 
 def merge_words(tx: Transaction, *, begins: bool) -> bool:
-    """Merge some of the full-text index, where deleted words take as much room as others; whether there is more.
+    """Merge some of the full-text index, where deleted words take as much room as others; whether
+    there is more.
 
-    A negative number of pages begins with all that there is (sqlite.org/fts5.html, "The 'merge' command").
+    A negative number of pages begins with all that there is (sqlite.org/fts5.html, "The 'merge'
+    command").
     """
     if tx.dialect != "sqlite":
         return False
@@ -348,25 +409,36 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
     texts = {each.ref: plain_text(each.text) for each in fresh}
     framed = dict[str, int]()
     for group in _grouped(fresh) if tx.full else ():
-        frame = tx.execute(ADD_FRAME, {"body": tx.aside(partial(_packed, group, texts))}).inserted_primary_key
+        frame = tx.execute(
+            ADD_FRAME, {"body": tx.aside(partial(_packed, group, texts))}
+        ).inserted_primary_key
         framed |= dict.fromkeys([each.ref for each in group], 0 if frame is None else frame[0])
     has_words = tx.full and tx.dialect == "postgresql"
 
     def row(each: Original) -> dict[str, Any]:
-        values = stored(originals, each, tenant=tenant, at=at, quarantined=False, frame=framed.get(each.ref))
+        values = stored(
+            originals, each, tenant=tenant, at=at, quarantined=False, frame=framed.get(each.ref)
+        )
         values |= {"size": len(each.body), "sha": sha256(each.body).digest()}
         return values | ({"text": _indexed(texts[each.ref])[:MAX_WORDS_LEN]} if has_words else {})
 
-    tx.many(ADD_WITH_WORDS if has_words else ADD_ORIGINAL, tx.aside(lambda: [row(each) for each in fresh]))
+    tx.many(
+        ADD_WITH_WORDS if has_words else ADD_ORIGINAL,
+        tx.aside(lambda: [row(each) for each in fresh]),
+    )
     if has_words:
-        there = tx.scalar(FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())})
+        there = tx.scalar(
+            FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())}
+        )
         if there != len(framed):
             _settle(tx, tenant, framed.values())  # another server has archived the same meanwhile
 
 
 def _packed(group: Sequence[Original], texts: Mapping[str, str]) -> bytes:
     # level 6 would take four times as long and save 2 to 7 % of it
-    return pack({each.ref: pack_message(each.body, texts[each.ref]) for each in group}, level=FRAME_LEVEL)
+    return pack(
+        {each.ref: pack_message(each.body, texts[each.ref]) for each in group}, level=FRAME_LEVEL
+    )
 
 
 def _grouped(given: Sequence[Original]) -> list[list[Original]]:
@@ -383,7 +455,9 @@ def _grouped(given: Sequence[Original]) -> list[list[Original]]:
 
 
 def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
-    """Have frames hold the messages whose rows are in them, and no others; one that cannot be read goes."""
+    """Have frames hold the messages whose rows are in them, and no others; one that cannot be read
+    goes.
+    """
     for number in sorted(set(which)):
         tx.frames.pop(number, None)
         held = dict[str, Packed]()
@@ -404,8 +478,16 @@ def _drop(tx: Transaction, tenant: str, refs: list[str]) -> None:
         return
     mine = owned(originals, tenant, ref=refs)
     if tx.dialect == "sqlite":
-        _index(tx, UNINDEX, tx.execute(sa.select(originals).where(mine, originals.c.id <= INDEXED)).all())
-    emptied = list(tx.scalars(sa.select(originals.c.frame).where(mine, originals.c.frame.is_not(None)).distinct()))
+        _index(
+            tx,
+            UNINDEX,
+            tx.execute(sa.select(originals).where(mine, originals.c.id <= INDEXED)).all(),
+        )
+    emptied = list(
+        tx.scalars(
+            sa.select(originals.c.frame).where(mine, originals.c.frame.is_not(None)).distinct()
+        )
+    )
     tx.execute(sa.delete(originals).where(mine))
     _settle(tx, tenant, emptied)
 
@@ -416,13 +498,16 @@ def _index(tx: Transaction, statement: str, rows: Iterable[sa.Row[*tuple[Any, ..
         if row.frame is not None:
             with suppress(Damaged):
                 text = message_of(tx, row)[1]
-                found.append((row.id, text if text.isascii() else _indexed(text)))  # SQLite folds ASCII itself
+                # SQLite folds ASCII itself
+                found.append((row.id, text if text.isascii() else _indexed(text)))
     if found:
         tx.connection.exec_driver_sql(statement, found)
 
 
 def _phrases(word: str) -> list[str]:
-    """A word of a query as it is indexed: a path's names have to follow one another, pairs of characters have not."""
+    """A word of a query as it is indexed: a path's names have to follow one another, pairs of
+    characters have not.
+    """
     found = words(word)
     if _signs(word):
         return []
@@ -430,7 +515,9 @@ def _phrases(word: str) -> list[str]:
 
 
 def _signs(word: str) -> list[str]:
-    """What a word of a query is that the index does not have: one character of a script without blanks, an emoji."""
+    """What a word of a query is that the index does not have: one character of a script without
+    blanks, an emoji.
+    """
     if word.isascii():
         return []
     found = words(word)

@@ -1,8 +1,9 @@
-"""The audit: rows that are only ever added, each in the transaction that does what it records, and whether they hold.
+"""The audit: rows that are only ever added, each in the transaction that does what it records, and
+whether they hold.
 
-An append is the last thing that a transaction does, tenants in order, so that two of them never wait for each other; on
-PostgreSQL it holds a lock of the tenant's until the commit, on SQLite the transaction has the whole file. Retention
-removes the oldest rows of a chain and never the last one.
+An append is the last thing that a transaction does, tenants in order, so that two of them never
+wait for each other; on PostgreSQL it holds a lock of the tenant's until the commit, on SQLite the
+transaction has the whole file. Retention removes the oldest rows of a chain and never the last one.
 """
 
 from collections import Counter
@@ -48,15 +49,19 @@ OF_EVENT: Mapping[str, AuditType] = {
 AT_ONCE = 1_000
 MINE = of(audit, "tenant")
 LAST = sa.select(audit.c.seq, audit.c.hash).where(MINE).order_by(audit.c.seq.desc()).limit(1)
-LOCK = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("name", type_=sa.Text), 0)))
+LOCK = sa.select(
+    sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("name", type_=sa.Text), 0))
+)
 ADD = sa.insert(audit)
 KEPT_FROM = sa.func.coalesce(
-    sa.func.min(sa.case((audit.c.at >= sa.bindparam("before"), audit.c.seq))), sa.func.max(audit.c.seq)
+    sa.func.min(sa.case((audit.c.at >= sa.bindparam("before"), audit.c.seq))),
+    sa.func.max(audit.c.seq),
 )
 KEPT = sa.select(audit.c.tenant, sa.func.min(audit.c.seq).label("first"), KEPT_FROM.label("kept"))
 KEPT = KEPT.group_by(audit.c.tenant)
 DROP = sa.delete(audit).where(MINE, audit.c.seq < sa.bindparam("end"))
-# As text: what was tampered with may hold a value of another type, which no conversion would let through.
+# As text: what was tampered with may hold a value of another type, which no conversion would let
+# through.
 PAGE = sa.text(
     f"SELECT {', '.join(AuditRow.__struct_fields__)} FROM audit "  # noqa: S608 - constants
     f"WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"
@@ -79,7 +84,9 @@ def append_if(tx: Transaction, change: sa.Update | sa.Delete, event: AuditEvent)
 
 
 def hold_last(tx: Transaction, tenant: str) -> tuple[int, bytes]:
-    """The last row's number and hash, after which nobody else can write until this transaction ends."""
+    """The last row's number and hash, after which nobody else can write until this transaction
+    ends.
+    """
     if tx.dialect == "postgresql":
         tx.execute(LOCK, {"name": f"weir audit {tenant}"})
     row = tx.execute(LAST, {"of_tenant": tenant}).first()
@@ -98,16 +105,24 @@ def listed(
     """The newest rows first; ``conversation`` is an id."""
     only = {"conversation": conversation, "type": kind}
     order = [(audit.c.at, True), (audit.c.tenant, False), (audit.c.seq, True)]
-    query = sa.select(audit).where(owned(audit, tenant, **{n: v for n, v in only.items() if v is not None}))
-    rows = tx.execute(ordered(query, order if tenant is None else order[2:], after=after, limit=limit))
+    query = sa.select(audit).where(
+        owned(audit, tenant, **{n: v for n, v in only.items() if v is not None})
+    )
+    rows = tx.execute(
+        ordered(query, order if tenant is None else order[2:], after=after, limit=limit)
+    )
     return [recorded(AuditRow, audit, row) for row in rows]
 
 
 def drop(tx: Transaction, *, before: float) -> int:
-    """Remove up to 1,000 rows from the start of one chain, all older than ``before``; how many were removed."""
+    """Remove up to 1,000 rows from the start of one chain, all older than ``before``; how many were
+    removed.
+    """
     for tenant, first, kept in tx.execute(KEPT, {"before": before}).all():
         if first < kept:
-            return tx.execute(DROP, {"of_tenant": tenant, "end": min(kept, first + AT_ONCE)}).rowcount
+            return tx.execute(
+                DROP, {"of_tenant": tenant, "end": min(kept, first + AT_ONCE)}
+            ).rowcount
     return 0
 
 
@@ -124,7 +139,9 @@ def _verified(tenant: str, rows: Iterator[AuditRow]) -> Verified:
         if not _is_next(row, last):
             return msgspec.structs.replace(found, broken=row.seq)
         last = row
-        found = msgspec.structs.replace(found, first=found.first or row.seq, last=row.seq, head=row.hash.hex())
+        found = msgspec.structs.replace(
+            found, first=found.first or row.seq, last=row.seq, head=row.hash.hex()
+        )
     return found
 
 
@@ -135,7 +152,9 @@ def _rows(tx: Transaction, tenant: str) -> Iterator[AuditRow]:
             row: dict[str, Any] = dict(each._mapping)  # noqa: SLF001 - SQLAlchemy's name for a public thing
             row |= {name: kind.shown(row[name]) for name, kind in IDS.items()}
             with suppress(Damaged):
-                row["facts"] = unpack_text(row["facts"]) if isinstance(row["facts"], bytes) else row["facts"]
+                row["facts"] = (
+                    unpack_text(row["facts"]) if isinstance(row["facts"], bytes) else row["facts"]
+                )
             yield AuditRow(**row)
         seq = page[-1].seq
 
@@ -152,12 +171,16 @@ def _is_next(row: AuditRow, last: AuditRow | None) -> bool:
 
 
 def of_change(change: Change, *, conversation: str, version: int | None) -> list[AuditEvent]:
-    """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the database."""
+    """What a batch did: evicted, cut, saved, pinned. ``version`` is None for one that is not in the
+    database.
+    """
     found: list[tuple[AuditType, Mapping[str, object]]] = []
     gone = [row for row in change.evictions if row.kind != CUT]
     if gone:
         condensed = [each for each in change.condensed if each["strategy"] != COMPACT]
-        found.append((AuditType.EVICTION, {**change.figures, **_evicted(gone), "condensed": condensed}))
+        found.append(
+            (AuditType.EVICTION, {**change.figures, **_evicted(gone), "condensed": condensed})
+        )
     if change.cut is not None:
         found.append((_type_of(change.cut), {**change.figures, **_cut(change.cut, change)}))
     if change.checkpoint is not None:
@@ -166,11 +189,18 @@ def of_change(change: Change, *, conversation: str, version: int | None) -> list
     if pinned:
         found.append((AuditType.PIN, {"refs": pinned[:MAX_REFS]}))
     shared = {"version": version, "messages": change.length}
-    return [_of_request(change, conversation, kind, change.request, {**shared, **facts}) for kind, facts in found]
+    return [
+        _of_request(change, conversation, kind, change.request, {**shared, **facts})
+        for kind, facts in found
+    ]
 
 
 def _of_request(
-    by: Change | ExchangeRow, conversation: str, kind: AuditType, request: str, facts: Mapping[str, object]
+    by: Change | ExchangeRow,
+    conversation: str,
+    kind: AuditType,
+    request: str,
+    facts: Mapping[str, object],
 ) -> AuditEvent:
     return AuditEvent(by.tenant, by.at, kind, conversation, by.branch, request, facts)
 
@@ -200,7 +230,9 @@ def _evicted(rows: Sequence[EvictionRow]) -> dict[str, object]:
 
 def _cut(cut: Cut, change: Change) -> dict[str, object]:
     written = next((each for each in change.condensed if each["strategy"] == COMPACT), {})
-    original = written.get("original_tokens") or sum(row.tokens_before for row in change.evictions if row.kind == CUT)
+    original = written.get("original_tokens") or sum(
+        row.tokens_before for row in change.evictions if row.kind == CUT
+    )
     return {
         "strategy": cut.layer,
         "origin": cut.origin,
@@ -222,24 +254,42 @@ def _cut(cut: Cut, change: Change) -> dict[str, object]:
 
 def _saved(change: Change, checkpoint: str) -> dict[str, object]:
     body = checkpoint.encode("utf-8", "surrogatepass")
-    return {"reason": change.reason, "window": change.window_id, "size": len(body), "content": sha256(body).digest()}
+    return {
+        "reason": change.reason,
+        "window": change.window_id,
+        "size": len(body),
+        "content": sha256(body).digest(),
+    }
 
 
 def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
-    """What a request reported of budgets, pressure and alerts, and that it was refused: a row of each type at most."""
+    """What a request reported of budgets, pressure and alerts, and that it was refused: a row of
+    each type at most.
+    """
     events: dict[AuditType, list[Mapping[str, object]]] = {}
     for event in row.events:
         if kind := OF_EVENT.get(event.kind):
-            words = {name: v.replace(" ", "_") if isinstance(v, str) else v for name, v in event.facts.items()}
+            words = {
+                name: v.replace(" ", "_") if isinstance(v, str) else v
+                for name, v in event.facts.items()
+            }
             events.setdefault(kind, []).append({"kind": event.kind, **words})
     is_refused = row.outcome == REFUSED or bool(row.refusal)
     if is_refused and "bucket" in row.refusal:
         events.setdefault(AuditType.BUDGET_VIOLATION, [_over(row.refusal)])
     pressure = {"pressure": round(row.pressure, 4)}
-    found: list[tuple[AuditType, Mapping[str, object]]] = [(k, {**pressure, "events": v}) for k, v in events.items()]
+    found: list[tuple[AuditType, Mapping[str, object]]] = [
+        (k, {**pressure, "events": v}) for k, v in events.items()
+    ]
     if row.health is not None and (row.health.opened or row.health.closed):
         opened = [
-            {"kind": a.kind, "level": a.level, "class": a.category, "value": round(a.value, 4), "threshold": a.limit}
+            {
+                "kind": a.kind,
+                "level": a.level,
+                "class": a.category,
+                "value": round(a.value, 4),
+                "threshold": a.limit,
+            }
             for a in row.health.opened
         ]
         closed = [{"kind": alert.kind, "since": alert.at} for alert in row.health.closed]
@@ -248,7 +298,9 @@ def of_exchange(row: ExchangeRow, *, conversation: str) -> list[AuditEvent]:
         found.append((AuditType.REFUSED, {"status": row.status, "code": REFUSED, **row.refusal}))
     shared = {"messages": row.length, "policy": row.policy, "action": row.action}
     shared |= {"observed": True} if row.observed else {}
-    return [_of_request(row, conversation, kind, row.id, {**shared, **facts}) for kind, facts in found]
+    return [
+        _of_request(row, conversation, kind, row.id, {**shared, **facts}) for kind, facts in found
+    ]
 
 
 def _over(refusal: Mapping[str, object]) -> dict[str, object]:
@@ -268,8 +320,13 @@ def of_deletion(
 
 def of_notes(tenant: str, conversation: str, notes: Sequence[NoteRow]) -> AuditEvent:
     facts = {"count": len(notes), "categories": Counter(note.category for note in notes)}
-    facts |= {"sources": Counter(note.source for note in notes), "ids": [note.id for note in notes[:MAX_REFS]]}
-    return AuditEvent(tenant, max(note.at for note in notes), AuditType.NOTE, conversation, facts=facts)
+    facts |= {
+        "sources": Counter(note.source for note in notes),
+        "ids": [note.id for note in notes[:MAX_REFS]],
+    }
+    return AuditEvent(
+        tenant, max(note.at for note in notes), AuditType.NOTE, conversation, facts=facts
+    )
 
 
 def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
@@ -282,7 +339,19 @@ def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
 def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEvent:
     facts: dict[str, object] = {"change": "revoked", "key": key}
     if isinstance(key, KeyRow):
-        own = {"key": key.name, "policy": key.policy, "models": len(key.models), "allow": list(key.allow)}
-        limits = {name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")}
-        facts = {"change": change, "digest": key.digest, **own, **{n: v for n, v in limits.items() if v is not None}}
+        own = {
+            "key": key.name,
+            "policy": key.policy,
+            "models": len(key.models),
+            "allow": list(key.allow),
+        }
+        limits = {
+            name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")
+        }
+        facts = {
+            "change": change,
+            "digest": key.digest,
+            **own,
+            **{n: v for n, v in limits.items() if v is not None},
+        }
     return AuditEvent(OPERATOR, at, AuditType.KEY_CHANGE, facts=facts)

@@ -1,8 +1,8 @@
 """Recognising a conversation by its chain, committing a batch of edits, forking, and going back.
 
-State is found by content: a chain hash is seeded with whose history it is and covers every message up to it, so the row
-with the longest stored prefix is the thread's state. Where two first requests of one name race, both branches end up in
-the conversation that was stored first.
+State is found by content: a chain hash is seeded with whose history it is and covers every message
+up to it, so the row with the longest stored prefix is the thread's state. Where two first requests
+of one name race, both branches end up in the conversation that was stored first.
 """
 
 import json
@@ -23,8 +23,24 @@ from proxy.store.conversations import one, open_conversations, touch_chains
 from proxy.store.inspections import keep_texts
 from proxy.store.ledger import NEWEST, key_of
 from proxy.store.packing import Exact
-from proxy.store.records import DAY, Branch, Change, CheckpointRow, ConversationRow, NoSuchVersion, StaleVersion
-from proxy.store.schema import OF_CONVERSATION, OF_TENANT, branches, chains, conversations, cuts, edits
+from proxy.store.records import (
+    DAY,
+    Branch,
+    Change,
+    CheckpointRow,
+    ConversationRow,
+    NoSuchVersion,
+    StaleVersion,
+)
+from proxy.store.schema import (
+    OF_CONVERSATION,
+    OF_TENANT,
+    branches,
+    chains,
+    conversations,
+    cuts,
+    edits,
+)
 from proxy.store.transaction import Transaction, keep_first, of, owned
 
 FIRST_LOOK = 8
@@ -33,9 +49,12 @@ MAX_UNDONE = 50
 BATCHED = ((edits, edits.c.version), (cuts, cuts.c.batch))
 MINE = of(branches, "tenant", "branch")
 BY_ID = (
-    sa.select(branches, conversations.c.name, conversations.c.health).join(conversations, OF_CONVERSATION).where(MINE)
+    sa.select(branches, conversations.c.name, conversations.c.health)
+    .join(conversations, OF_CONVERSATION)
+    .where(MINE)
 )
-# All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on 200 look-ups.
+# All hashes travel as one value: SQLAlchemy spends ten times as long on 200 parameters as SQLite on
+# 200 look-ups.
 LOOK = (
     sa.text(
         "WITH RECURSIVE places (start) AS "
@@ -59,7 +78,10 @@ ADVANCE = (
     .values(
         version=branches.c.version + 1,
         updated=sa.bindparam("now"),
-        prepared=sa.case((branches.c.prepared == sa.bindparam("known", type_=Exact), None), else_=branches.c.prepared),
+        prepared=sa.case(
+            (branches.c.prepared == sa.bindparam("known", type_=Exact), None),
+            else_=branches.c.prepared,
+        ),
         wanted=sa.case((sa.bindparam("done", type_=sa.Boolean), None), else_=branches.c.wanted),
         resumed=sa.func.coalesce(sa.bindparam("resumed_from", type_=Exact), branches.c.resumed),
     )
@@ -72,9 +94,11 @@ NOW: dict[str, sa.ColumnElement[float]] = {
 
 
 def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
-    """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1`` messages).
+    """The branch with the longest stored prefix of ``chain`` (``chain[j]``: hash over ``j + 1``
+    messages).
 
-    ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go to the newest.
+    ``length`` is how many messages matched, ``longest`` how many the branch has ever had; ties go
+    to the newest.
     """
     stop = len(chain)
     size = FIRST_LOOK
@@ -90,7 +114,12 @@ def find(tx: Transaction, tenant: str, chain: Sequence[bytes]) -> Branch | None:
 
 def _look(tx: Transaction, tenant: str, links: Sequence[bytes]) -> sa.Row[*tuple[Any, ...]] | None:
     hashes = b"".join(links)
-    values = {"tenant": tenant, "hashes": hashes, "size": len(hashes), "width": len(hashes) // len(links)}
+    values = {
+        "tenant": tenant,
+        "hashes": hashes,
+        "size": len(hashes),
+        "width": len(hashes) // len(links),
+    }
     return tx.execute(LOOK, values).first()
 
 
@@ -99,7 +128,9 @@ def branch(tx: Transaction, tenant: str, branch_id: str) -> Branch | None:
 
 
 def commit(tx: Transaction, change: Change) -> int:
-    """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion` stores nothing."""
+    """The branch's new version, once everything in ``change`` is durable; :class:`StaleVersion`
+    stores nothing.
+    """
     if change.expected == 0:
         _open_branch(tx, change, version=0, at=change.at)
     own = {"of_tenant": change.tenant, "of_branch": change.branch}
@@ -120,14 +151,19 @@ def commit(tx: Transaction, change: Change) -> int:
         checkpoints.add_checkpoint(tx, change, version=version)
     ledger.add_evictions(tx, change, version=version)
     add_originals(tx, change)
-    append(tx, (*of_change(change, conversation=advanced.conversation, version=version), *change.audited))
+    append(
+        tx,
+        (*of_change(change, conversation=advanced.conversation, version=version), *change.audited),
+    )
     return version
 
 
 def fork(tx: Transaction, parent: Branch, forked: Branch, *, at: float) -> None:
-    """Store a branch that knows some of its parent's edits and cuts; its version goes on from the parent's.
+    """Store a branch that knows some of its parent's edits and cuts; its version goes on from the
+    parent's.
 
-    It starts with the parent's newest checkpoint of at most the branch's ``length`` messages after the head.
+    It starts with the parent's newest checkpoint of at most the branch's ``length`` messages after
+    the head.
     """
     if _open_branch(tx, forked, version=parent.version, at=at, parent=parent.branch):
         hold(tx, forked.tenant, forked.branch, ledger.copy_batches(tx, parent, forked, at=at))
@@ -135,7 +171,9 @@ def fork(tx: Transaction, parent: Branch, forked: Branch, *, at: float) -> None:
 
 
 def restate(tx: Transaction, branch: Branch, *, at: float) -> None:
-    """Have the store know of a branch what memory does, where it knows less: its file is not the one it was."""
+    """Have the store know of a branch what memory does, where it knows less: its file is not the
+    one it was.
+    """
     row = _row(tx, branch.tenant, branch.branch)
     if row is not None and row.version >= branch.version:
         return
@@ -150,17 +188,29 @@ def prepare(tx: Transaction, tenant: str, branch: str, prepared: Prepared | None
     return _set(tx, tenant, branch, prepared=body)
 
 
-def claim(tx: Transaction, tenant: str, branch: str, seconds: float, *, longest_failed: float | None = None) -> bool:
-    """Whether to have the branch's next summary written: no other server does, and none begins for so long.
+def claim(
+    tx: Transaction,
+    tenant: str,
+    branch: str,
+    seconds: float,
+    *,
+    longest_failed: float | None = None,
+) -> bool:
+    """Whether to have the branch's next summary written: no other server does, and none begins for
+    so long.
 
-    It is the database's clock that counts. Nor is it written where one was of no use for a history that was longer than
-    ``longest_failed``.
+    It is the database's clock that counts. Nor is it written where one was of no use for a history
+    that was longer than ``longest_failed``.
     """
     now = NOW[tx.dialect]
     free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
     if longest_failed is not None:
-        free = sa.and_(free, sa.or_(branches.c.failed.is_(None), branches.c.failed <= longest_failed))
-    return _set(tx, tenant, branch, free, preparing=now + sa.bindparam("seconds", seconds, type_=sa.Double))
+        free = sa.and_(
+            free, sa.or_(branches.c.failed.is_(None), branches.c.failed <= longest_failed)
+        )
+    return _set(
+        tx, tenant, branch, free, preparing=now + sa.bindparam("seconds", seconds, type_=sa.Double)
+    )
 
 
 def release(tx: Transaction, tenant: str, branch: str, *, failed: int | None = None) -> None:
@@ -172,27 +222,42 @@ def want(tx: Transaction, tenant: str, branch: str, what: str | None, at: float)
     row = _row(tx, tenant, branch)
     if row is None or not _set(tx, tenant, branch, wanted=what):
         return False
-    append(tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})])
+    append(
+        tx, [AuditEvent(tenant, at, AuditType.WANT, row.conversation, branch, facts={"what": what})]
+    )
     return True
 
 
 def rollback(tx: Transaction, conversation: ConversationRow, *, version: int, at: float) -> int:
-    """The new head of the conversation's newest branch, which is again what it was at ``version`` (0: as it came).
+    """The new head of the conversation's newest branch, which is again what it was at ``version``
+    (0: as it came).
 
     Edits and cuts of later versions go; their originals stay. Raises :class:`NoSuchVersion`, or
     :class:`StaleVersion` where somebody commits at the same time.
     """
     tenant = conversation.tenant
     head = tx.execute(NEWEST.with_for_update(), key_of(tenant, conversation.id)).first()
-    if head is None or not 0 <= version <= head.version or is_undone(version, read_spans(head.undone)):
-        raise NoSuchVersion(f"the conversation cannot go back to version {version}", reason="version")
+    if (
+        head is None
+        or not 0 <= version <= head.version
+        or is_undone(version, read_spans(head.undone))
+    ):
+        raise NoSuchVersion(
+            f"the conversation cannot go back to version {version}", reason="version"
+        )
     spans = [(version + 1, head.version)] if version < head.version else []
     facts = {"from": head.version, "to": version, "version": head.version + 1}
-    return _undo(tx, (tenant, conversation.id), head, spans, at=at, facts=facts, prepared=None, wanted=None)
+    return _undo(
+        tx, (tenant, conversation.id), head, spans, at=at, facts=facts, prepared=None, wanted=None
+    )
 
 
-def take_back(tx: Transaction, branch: Branch, length: int, at: float, *, window: int) -> Branch | None:
-    """The branch without what was decided for a window on its requests of more than so many messages."""
+def take_back(
+    tx: Transaction, branch: Branch, length: int, at: float, *, window: int
+) -> Branch | None:
+    """The branch without what was decided for a window on its requests of more than so many
+    messages.
+    """
     tenant = branch.tenant
     head = _row(tx, tenant, branch.branch)
     if head is None or head.version != branch.version:
@@ -202,7 +267,12 @@ def take_back(tx: Transaction, branch: Branch, length: int, at: float, *, window
     for table, batch in BATCHED:
         mine = sa.and_(owned(table, tenant, branch=head.branch), table.c.window_tokens.in_(meant))
         gone.update(tx.scalars(sa.select(batch).where(mine, table.c.length > length)))
-    facts = {"from": head.version, "batches": len(gone), "messages": length, "version": head.version + 1}
+    facts = {
+        "from": head.version,
+        "batches": len(gone),
+        "messages": length,
+        "version": head.version + 1,
+    }
     spans = [(batch, batch) for batch in sorted(gone)]
     _undo(tx, (tenant, head.conversation), head, spans, at=at, facts=facts, windows=meant)
     return _branch(tx, _row(tx, tenant, head.branch), length=0)
@@ -222,7 +292,8 @@ def _undo(
     tenant = home[0]
     version = int(head.version) + 1
     undone = sorted({*read_spans(head.undone), *spans})
-    while len(undone) > MAX_UNDONE:  # least is lost between those that are nearest to each other, of these the oldest
+    # least is lost between those that are nearest to each other, of these the oldest
+    while len(undone) > MAX_UNDONE:
         n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
         undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]
     unmoved = branches.c.version == head.version
@@ -233,22 +304,30 @@ def _undo(
     keep_texts(tx, home, head.branch, within(cuts.c.batch, spans))
     forget_batches(tx, tenant, head.branch, spans, windows)
     if state is not None:
-        checkpoints.insert(tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback"))
+        checkpoints.insert(
+            tx, tenant, msgspec.structs.replace(state, version=version, at=at, reason="rollback")
+        )
     append(tx, [AuditEvent(tenant, at, AuditType.ROLLBACK, home[1], head.branch, facts=facts)])
     return version
 
 
-def latest_checkpoint(tx: Transaction, tenant: str, name_or_id: str) -> tuple[ConversationRow, CheckpointRow] | None:
+def latest_checkpoint(
+    tx: Transaction, tenant: str, name_or_id: str
+) -> tuple[ConversationRow, CheckpointRow] | None:
     conversation = one(tx, tenant, name_or_id)
     found = None if conversation is None else checkpoints.latest(tx, conversation)
     return None if conversation is None or found is None else (conversation, found)
 
 
-def forget_batches(tx: Transaction, tenant: str, branch: str, spans: Spans, windows: Sequence[int] = ()) -> None:
+def forget_batches(
+    tx: Transaction, tenant: str, branch: str, spans: Spans, windows: Sequence[int] = ()
+) -> None:
     """Forget what these batches decided, for these windows or, without any, for all."""
     for table, batch in BATCHED:
         meant = table.c.window_tokens.in_(windows) if windows else sa.true()
-        tx.execute(sa.delete(table).where(owned(table, tenant, branch=branch), within(batch, spans), meant))
+        tx.execute(
+            sa.delete(table).where(owned(table, tenant, branch=branch), within(batch, spans), meant)
+        )
 
 
 def within(version: sa.ColumnElement[int], spans: Spans) -> sa.ColumnElement[bool]:
@@ -281,9 +360,13 @@ def _copy_state(tx: Transaction, parent: Branch, forked: Branch) -> None:
         return
     if old.undone is not None or old.resumed is not None:
         _set(tx, forked.tenant, forked.branch, undone=old.undone, resumed=old.resumed)
-    below = min([parent.version + 1, *ledger.batches_without(tx, parent, kept=forked.views.values())])
+    below = min(
+        [parent.version + 1, *ledger.batches_without(tx, parent, kept=forked.views.values())]
+    )
     undone = read_spans(old.undone)
-    row = newest_row(tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length)
+    row = newest_row(
+        tx, parent.tenant, parent.branch, undone=undone, below=below, longest=forked.length
+    )
     if row is not None:
         checkpoints.insert(tx, forked.tenant, msgspec.structs.replace(row, branch=forked.branch))
 
@@ -306,7 +389,9 @@ def _open_branch(
     return tx.is_new(ADD_BRANCH, row)
 
 
-def _set(tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any) -> bool:
+def _set(
+    tx: Transaction, tenant: str, branch: str, *where: sa.ColumnElement[bool], **values: Any
+) -> bool:
     mine = owned(branches, tenant, branch=branch)
     return tx.execute(sa.update(branches).where(mine, *where).values(**values)).rowcount == 1
 
@@ -324,7 +409,9 @@ def _branch(tx: Transaction, row: sa.Row[*tuple[Any, ...]] | None, *, length: in
         return None
     tenant = row.tenant
     is_touched = row.version > 0
-    body, saved = checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    body, saved = (
+        checkpoints.newest_body(tx, tenant, row.branch, row.undone) if is_touched else (None, 0)
+    )
     prepared = None if row.prepared is None else _read_prepared(row.prepared)
     if row.prepared is not None and prepared is None:
         tx.damage("prepared", tenant, row.branch)

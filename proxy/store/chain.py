@@ -1,8 +1,9 @@
 """The audit's rows and their chain: each row holds the hash of the one before it.
 
-A row's hash is SHA-256 over a JSON array of all its fields and the hash before it. There is one chain for each tenant,
-and one of tenant ``""`` for what concerns everybody. Facts are numbers, digests and words of Weir's or the operator's
-own; a text that could be anybody's is replaced by its digest.
+A row's hash is SHA-256 over a JSON array of all its fields and the hash before it. There is one
+chain for each tenant, and one of tenant ``""`` for what concerns everybody. Facts are numbers,
+digests and words of Weir's or the operator's own; a text that could be anybody's is replaced by its
+digest.
 """
 
 import json
@@ -42,7 +43,9 @@ class AuditType(StrEnum):
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
-    """What is to be recorded; ``conversation``, ``branch`` and ``request`` are ids, empty for none."""
+    """What is to be recorded; ``conversation``, ``branch`` and ``request`` are ids, empty
+    for none.
+    """
 
     tenant: str
     at: float
@@ -54,7 +57,9 @@ class AuditEvent(msgspec.Struct, frozen=True):
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """One row. ``seq`` counts from 1 in each chain, ``prev`` is the hash of the row before, 32 zero bytes for none."""
+    """One row. ``seq`` counts from 1 in each chain, ``prev`` is the hash of the row before, 32 zero
+    bytes for none.
+    """
 
     tenant: str
     seq: int
@@ -80,7 +85,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         first: number of the first row that is kept; retention may have removed those before it.
-        last: number of the last good row, ``head`` its hash in hex; 0 and empty where there is none.
+        last: number of the last good row, ``head`` its hash in hex; 0 and empty where there is
+        none.
         broken: number of the first row that does not follow from the one before it, None if all do.
     """
 
@@ -105,14 +111,21 @@ def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[Audit
 
 
 def hash_of(row: AuditRow) -> bytes:
-    """32 bytes over all of a row's other fields. Raises TypeError or ValueError for what no row may hold."""
+    """32 bytes over all of a row's other fields. Raises TypeError or ValueError for what no row may
+    hold.
+    """
     *fields, prev, _ = msgspec.structs.astuple(row)
-    return sha256(json.dumps([FORM, *fields, prev.hex()], separators=(",", ":")).encode("ascii")).digest()
+    return sha256(
+        json.dumps([FORM, *fields, prev.hex()], separators=(",", ":")).encode("ascii")
+    ).digest()
 
 
 def harmless(value: object) -> object:
-    """The same as plain data in which every text is a number's or a word's spelling, others being their SHA-256."""
-    if isinstance(value, str):  # what there is most of comes first, and abstract classes last: they are slow to ask
+    """The same as plain data in which every text is a number's or a word's spelling, others being
+    their SHA-256.
+    """
+    # what there is most of comes first, and abstract classes last: they are slow to ask
+    if isinstance(value, str):
         return _word(str(value))
     if value is None or isinstance(value, int | float):
         return value

@@ -1,9 +1,10 @@
-"""Checkpoints: a conversation's structured state as JSON text, one row for every version that was saved.
+"""Checkpoints: a conversation's structured state as JSON text, one row for every version that was
+saved.
 
-One is given back only if the SHA-256 of its body is the one that was stored with it; else the one before it counts. The
-two newest of a branch are stored whole, as is every 16th; the others as what the next one has not (``base`` says
-which): damage costs those before it, up to the next whole one. Versions that a rollback has taken back stay as history,
-but nothing goes on from them.
+One is given back only if the SHA-256 of its body is the one that was stored with it; else the one
+before it counts. The two newest of a branch are stored whole, as is every 16th; the others as what
+the next one has not (``base`` says which): damage costs those before it, up to the next whole one.
+Versions that a rollback has taken back stay as history, but nothing goes on from them.
 """
 
 import json
@@ -44,7 +45,8 @@ OF_NEWEST_CUT = sa.select(sa.func.max(cuts.c.batch)).where(of(cuts, "tenant", "b
 
 
 def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow]:
-    """Every checkpoint of a conversation, all branches, oldest first, each with its cut where it has one.
+    """Every checkpoint of a conversation, all branches, oldest first, each with its cut where it
+    has one.
 
     Within a branch it is the version that counts, whatever the clock said.
     """
@@ -55,7 +57,9 @@ def listed(tx: Transaction, conversation: ConversationRow) -> list[CheckpointRow
     return [row for _, row in sorted(placed, key=itemgetter(0))]
 
 
-def at_version(tx: Transaction, conversation: ConversationRow, version: int) -> CheckpointRow | None:
+def at_version(
+    tx: Transaction, conversation: ConversationRow, version: int
+) -> CheckpointRow | None:
     found = {row.branch: row for row in _rows(tx, conversation, checkpoints.c.version == version)}
     lines = tx.execute(LINES, key_of(conversation.tenant, conversation.id))
     return next((found[line.branch] for line in lines if line.branch in found), None)
@@ -70,7 +74,9 @@ def latest(tx: Transaction, conversation: ConversationRow) -> CheckpointRow | No
 
 
 def add_checkpoint(tx: Transaction, change: Change, *, version: int) -> None:
-    """Store the change's checkpoint as ``version``; of older ones the newest stay, and the newest cut's."""
+    """Store the change's checkpoint as ``version``; of older ones the newest stay, and the newest
+    cut's.
+    """
     if change.checkpoint is None:
         return
     row = CheckpointRow(
@@ -99,7 +105,9 @@ def insert(tx: Transaction, tenant: str, row: CheckpointRow) -> None:
     tx.execute(sa.insert(checkpoints), values)
     key = {"of_tenant": tenant, "of_branch": row.branch}
     _, *known = tx.execute(BASES.limit(IN_A_ROW + 3), key).all()
-    if len(known) > 1 and not (len(known) > IN_A_ROW and all(each.base is not None for each in known[2:])):
+    if len(known) > 1 and not (
+        len(known) > IN_A_ROW and all(each.base is not None for each in known[2:])
+    ):
         _pack(tx, tenant, row.branch, known[1].version, known[0].version)
 
 
@@ -112,10 +120,15 @@ def _pack(tx: Transaction, tenant: str, branch: str, version: int, base: int | N
     if body is not None and (base is None or like is not None):
         # Not an UPDATE: SQLite leaves the room in the page that a row no longer takes.
         tx.execute(sa.delete(checkpoints).where(ONE), key)
-        tx.execute(sa.insert(checkpoints), {**row._mapping, "body": pack_text(body, like=like), "base": base})  # noqa: SLF001
+        tx.execute(
+            sa.insert(checkpoints),
+            {**row._mapping, "body": pack_text(body, like=like), "base": base},  # noqa: SLF001
+        )
 
 
-def newest_body(tx: Transaction, tenant: str, branch: str, undone: str | None) -> tuple[str | None, int]:
+def newest_body(
+    tx: Transaction, tenant: str, branch: str, undone: str | None
+) -> tuple[str | None, int]:
     if undone is None:
         row = tx.execute(NEWEST_BODY, {"tenant": tenant, "branch": branch}).first()
         if row is None:
@@ -156,22 +169,33 @@ def is_undone(version: int, undone: Spans) -> bool:
     return any(first <= version <= last for first, last in undone)
 
 
-def _rows(tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]) -> list[CheckpointRow]:
+def _rows(
+    tx: Transaction, conversation: ConversationRow, *where: sa.ColumnElement[bool]
+) -> list[CheckpointRow]:
     query = sa.select(checkpoints).join(branches, same(branches, checkpoints, "tenant", "branch"))
-    query = query.where(owned(checkpoints, conversation.tenant), branches.c.conversation == conversation.id, *where)
+    query = query.where(
+        owned(checkpoints, conversation.tenant), branches.c.conversation == conversation.id, *where
+    )
     query = query.order_by(checkpoints.c.branch, checkpoints.c.version)
     known: Bodies = {}
     found = [_checkpoint(tx, row, known) for row in reversed(tx.execute(query).all())]
     return _with_cuts(tx, conversation, [row for row in reversed(found) if row is not None])
 
 
-def _with_cuts(tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]) -> list[CheckpointRow]:
+def _with_cuts(
+    tx: Transaction, conversation: ConversationRow, rows: list[CheckpointRow]
+) -> list[CheckpointRow]:
     known = cuts_of(tx, conversation)
     made = [(row, known.get((row.branch, row.version))) for row in rows]
-    return [row if its is None else msgspec.structs.replace(row, cut=its.cut, covered=its.covered) for row, its in made]
+    return [
+        row if its is None else msgspec.structs.replace(row, cut=its.cut, covered=its.covered)
+        for row, its in made
+    ]
 
 
-def _checkpoint(tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies) -> CheckpointRow | None:
+def _checkpoint(
+    tx: Transaction, row: sa.Row[*tuple[Any, ...]], known: Bodies
+) -> CheckpointRow | None:
     body = _whole(tx, row, known)
     if body is None:
         tx.damage("checkpoint", row.tenant, f"{row.branch} {row.version}")

@@ -1,4 +1,6 @@
-"""What all requests share: the API keys with the secret that hashes them, policies, and what upstreams taught."""
+"""What all requests share: the API keys with the secret that hashes them, policies, and what
+upstreams taught.
+"""
 
 import json
 import math
@@ -30,7 +32,8 @@ FACTS = sa.select(meta).where(
     meta.c.name.in_(sa.bindparam("names", expanding=True)), meta.c.number >= sa.bindparam("now")
 )
 TELL = keep_last(meta, "body", "number")
-TENANT, TENANT_DIGITS = "tenant:", 32
+TENANT = "tenant:"
+TENANT_DIGITS = 32
 TENANTS = sa.select(meta.c.name, meta.c.body).where(meta.c.name.startswith(TENANT))
 
 
@@ -45,7 +48,9 @@ def stored_secret(tx: Transaction) -> bytes | None:
 
 def add_key(tx: Transaction, key: KeyRow) -> None:
     if not tx.is_new(ADD_KEY, stored(keys, key)):
-        raise NameTaken(f"a key named {key.name!r}, or with the same secret, exists already", reason="name")
+        raise NameTaken(
+            f"a key named {key.name!r}, or with the same secret, exists already", reason="name"
+        )
     append(tx, [of_key(key, at=key.created)])
 
 
@@ -71,12 +76,20 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
 
 
 def change_key(
-    tx: Transaction, name: str, values: Mapping[str, float | str | None], at: float, *, change: str = "limited"
+    tx: Transaction,
+    name: str,
+    values: Mapping[str, float | str | None],
+    at: float,
+    *,
+    change: str = "limited",
 ) -> bool:
     changed = sa.update(keys).where(keys.c.name == name, keys.c.revoked.is_(None)).values(**values)
     found = tx.execute(changed).rowcount == 1
     if found:
-        append(tx, [of_key(next(key for key in list_keys(tx) if key.name == name), at=at, change=change)])
+        append(
+            tx,
+            [of_key(next(key for key in list_keys(tx) if key.name == name), at=at, change=change)],
+        )
     return found
 
 
@@ -101,7 +114,9 @@ def note_changes(tx: Transaction, changes: Sequence[AuditEvent]) -> None:
     hold_last(tx, OPERATOR)
     known: dict[tuple[str, object], object] = {}
     kinds = (AuditType.POLICY_CHANGE, AuditType.KEY_CHANGE)
-    query = sa.select(audit.c.type, audit.c.facts).where(audit.c.tenant == OPERATOR, audit.c.type.in_(kinds))
+    query = sa.select(audit.c.type, audit.c.facts).where(
+        audit.c.tenant == OPERATOR, audit.c.type.in_(kinds)
+    )
     for row in tx.execute(query.order_by(audit.c.seq.desc()).limit(MAX_COMPARED)):
         facts = json.loads(row.facts)
         known.setdefault(_subject(row.type, facts), facts)
@@ -119,7 +134,9 @@ all_limits = _all_of(LimitRow, schema.limits)
 all_calibrations = _all_of(CalibrationRow, schema.calibrations)
 
 
-def learn(tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()) -> None:
+def learn(
+    tx: Transaction, *, calibrations: Sequence[CalibrationRow] = (), limits: Sequence[LimitRow] = ()
+) -> None:
     ratios = {row.scope: stored(schema.calibrations, row) for row in calibrations}
     tx.many(CALIBRATE, [ratios[scope] for scope in sorted(ratios)])
     sizes = {(row.scope, row.kind): stored(schema.limits, row) for row in limits}
@@ -136,7 +153,11 @@ def facts(tx: Transaction, names: Sequence[str], at: float) -> dict[str, tuple[s
 
 
 def tell(tx: Transaction, name: str, value: str, *, until: float, at: float) -> None:
-    tx.execute(sa.delete(meta).where(meta.c.name.startswith(FACT, autoescape=True), meta.c.number < int(at)))
+    tx.execute(
+        sa.delete(meta).where(
+            meta.c.name.startswith(FACT, autoescape=True), meta.c.number < int(at)
+        )
+    )
     tx.execute(TELL, {"name": FACT + name, "body": value.encode(), "number": math.ceil(until)})
 
 

@@ -1,9 +1,9 @@
 """The engine of a store: SQLAlchemy's asyncio engine, over aiosqlite or asyncpg.
 
-A transaction is a synchronous function over a connection, which runs from BEGIN to COMMIT: on PostgreSQL under
-``run_sync``, on SQLite as a whole in the thread of its connection. It can be cancelled at every point where it waits,
-so each runs in a task of its own, which nobody cancels once it has begun: a caller that is cancelled leaves a whole
-transaction or none.
+A transaction is a synchronous function over a connection, which runs from BEGIN to COMMIT: on
+PostgreSQL under ``run_sync``, on SQLite as a whole in the thread of its connection. It can be
+cancelled at every point where it waits, so each runs in a task of its own, which nobody cancels
+once it has begun: a caller that is cancelled leaves a whole transaction or none.
 """
 
 import asyncio
@@ -49,7 +49,9 @@ class Database:
         return self._writer is not None
 
     def load(self) -> dict[str, int]:
-        """How many transactions wait for a connection and, of a database server, how many connections are in use."""
+        """How many transactions wait for a connection and, of a database server, how many
+        connections are in use.
+        """
         return {"waiting": max(0, len(self._running) - self._busy())}
 
     async def ping(self) -> None:
@@ -83,10 +85,16 @@ class Database:
             await engine.dispose()  # type: ignore[union-attr]
 
     def _busy(self) -> int:
-        return sum(engine.pool.checkedout() for engine in {self._reader, self._writer} if engine is not None)  # type: ignore[attr-defined]
+        return sum(
+            engine.pool.checkedout()  # type: ignore[attr-defined]
+            for engine in {self._reader, self._writer}
+            if engine is not None
+        )
 
     async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
-        """The result of a transaction, which ends once it has begun, even where its caller is cancelled."""
+        """The result of a transaction, which ends once it has begun, even where its caller is
+        cancelled.
+        """
         if self._is_closed:
             raise StoreUnavailable("the store is closed", reason="closed")
         task = asyncio.create_task(self._transact(engine, work))

@@ -30,7 +30,9 @@ SERVER = {
 }
 """By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 ENTRANCE = ("08", "28", "3D", "42704")
-"""SQLSTATE with which a server refuses a connection; its words name user, database and setting, no content."""
+"""SQLSTATE with which a server refuses a connection; its words name user, database and setting, no
+content.
+"""
 LOST = ("57P", "25P03")
 
 
@@ -44,7 +46,9 @@ def is_retried(error: Exception) -> bool:
 
 
 def translate(error: Exception) -> StoreError:
-    """The store's error for a driver's or SQLAlchemy's; its message says what a person can do about it."""
+    """The store's error for a driver's or SQLAlchemy's; its message says what a person can do about
+    it.
+    """
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
@@ -60,19 +64,28 @@ def translate(error: Exception) -> StoreError:
         return StoreUnavailable(words, reason=reason)
     if state.startswith(ENTRANCE):
         return StoreUnavailable(f"the database server says: {plain(cause)}", reason="unreachable")
-    if type(cause.__cause__).__name__ == "ClientConfigurationError":  # asyncpg's, of what it does not take in a URL
+    # asyncpg's, of what it does not take in a URL
+    if type(cause.__cause__).__name__ == "ClientConfigurationError":
         return StoreError(f"the store's URL cannot be used: {plain(cause.__cause__)}", reason="url")
     if isinstance(error, exc.TimeoutError):
         return StoreUnavailable("no free connection to the database", reason="busy")
     if isinstance(cause, TimeoutError):
         return StoreUnavailable("the database does not answer", reason="unreachable")
     if isinstance(cause, ConnectionError) and "SSL" in str(cause):
-        return StoreUnavailable("the database takes no encrypted connection, as sslmode wants it", reason="unreachable")
+        return StoreUnavailable(
+            "the database takes no encrypted connection, as sslmode wants it", reason="unreachable"
+        )
     if isinstance(cause, OSError):
-        return StoreUnavailable(f"the database cannot be reached: {plain(cause)}", reason="unreachable")
+        return StoreUnavailable(
+            f"the database cannot be reached: {plain(cause)}", reason="unreachable"
+        )
     if is_disconnect(error) or state.startswith(LOST) or _is_drivers(error, cause):
-        return StoreUnavailable(f"the database cannot be reached ({type(cause).__name__})", reason="unreachable")
-    return StoreError(f"the database refused a statement ({type(cause).__name__})", reason="refused")
+        return StoreUnavailable(
+            f"the database cannot be reached ({type(cause).__name__})", reason="unreachable"
+        )
+    return StoreError(
+        f"the database refused a statement ({type(cause).__name__})", reason="refused"
+    )
 
 
 def _is_drivers(error: Exception, cause: BaseException) -> bool:

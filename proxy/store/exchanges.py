@@ -1,4 +1,6 @@
-"""Requests that went through: written in batches after their answers, with the chain ends that the next is known by."""
+"""Requests that went through: written in batches after their answers, with the chain ends that the
+next is known by.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +13,26 @@ from proxy.store import inspections
 from proxy.store.answers import add_answers, add_provider_ids
 from proxy.store.audit import append, of_exchange
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, touch_chains
-from proxy.store.records import AnswerRow, Arrival, ConversationRow, ExchangeRow, ProviderIdsRow, RelayedRow
+from proxy.store.records import (
+    AnswerRow,
+    Arrival,
+    ConversationRow,
+    ExchangeRow,
+    ProviderIdsRow,
+    RelayedRow,
+)
 from proxy.store.schema import branches, conversations, exchanges, relayed
-from proxy.store.transaction import Place, Transaction, among, larger, ordered, overwriting, owned, recorded, stored
+from proxy.store.transaction import (
+    Place,
+    Transaction,
+    among,
+    larger,
+    ordered,
+    overwriting,
+    owned,
+    recorded,
+    stored,
+)
 from proxy.store.usage import ADD_RELAYED_TO_DAYS, ADD_TO_DAYS
 
 R = TypeVar("R")
@@ -23,7 +42,10 @@ TOUCH_BRANCH = overwriting(
     lambda new, old: {
         **{name: larger(new[name], old[name]) for name in ("longest", "updated", "trend_at")},
         "floating": sa.func.coalesce(new.floating, old.floating),
-        "trend": sa.case((sa.and_(new.trend.is_not(None), new.trend_at >= old.trend_at), new.trend), else_=old.trend),
+        "trend": sa.case(
+            (sa.and_(new.trend.is_not(None), new.trend_at >= old.trend_at), new.trend),
+            else_=old.trend,
+        ),
     },
 )
 ADD = sa.insert(exchanges)
@@ -34,7 +56,10 @@ KNOWN_RELAYED = sa.select(relayed.c.id).where(among(relayed.c.id))
 TOUCH = overwriting(
     conversations,
     lambda new, old: {
-        **{name: new[name] for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")},
+        **{
+            name: new[name]
+            for name in ("model", "tokens_before", "tokens_after", "limit", "zone", "actions")
+        },
         "updated": larger(old.updated, new.updated),
         "requests": old.requests + new.requests,
         "parent": sa.func.coalesce(old.parent, new.parent),
@@ -56,13 +81,17 @@ def record(
     *,
     shared: bool = False,
 ) -> list[ExchangeRow]:
-    """The exchanges of a batch that were stored; a row with an id that is there already is not counted twice.
+    """The exchanges of a batch that were stored; a row with an id that is there already is not
+    counted twice.
 
-    In a ``shared`` store their checkups are made anew, from what all servers know of a conversation.
+    In a ``shared`` store their checkups are made anew, from what all servers know of a
+    conversation.
     """
     add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     add_provider_ids(tx, [row for row in batch if isinstance(row, ProviderIdsRow)])
-    _add_relayed(tx, _new(tx, [row for row in batch if isinstance(row, RelayedRow)], known=KNOWN_RELAYED))
+    _add_relayed(
+        tx, _new(tx, [row for row in batch if isinstance(row, RelayedRow)], known=KNOWN_RELAYED)
+    )
     rows = _new(tx, [row for row in batch if isinstance(row, ExchangeRow)], known=KNOWN)
     answered = {row.id for row in rows}
     arrive(tx, [row for row in batch if isinstance(row, Arrival) and row.id not in answered])
@@ -76,7 +105,9 @@ def record(
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
     tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
-    inspections.keep(tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None])
+    inspections.keep(
+        tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None]
+    )
     append(tx, [event for row in rows for event in of_exchange(row, conversation=home[row.id])])
     return rows
 
@@ -91,13 +122,21 @@ def timeline(
 ) -> list[ExchangeRow]:
     """The newest ``limit`` exchanges of a conversation, oldest first.
 
-    ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and ``id``.
+    ``since`` leaves those from then on, ``after`` those older than one of which this is ``at`` and
+    ``id``.
     """
-    query = sa.select(exchanges).where(owned(exchanges, conversation.tenant, conversation=conversation.id))
+    query = sa.select(exchanges).where(
+        owned(exchanges, conversation.tenant, conversation=conversation.id)
+    )
     if since is not None:
         query = query.where(exchanges.c.at >= since)
-    query = ordered(query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit)
-    found = [(row, {"name": conversation.name, "detail": json.loads(row.detail)}) for row in tx.execute(query)]
+    query = ordered(
+        query, ((exchanges.c.at, True), (exchanges.c.id, True)), after=after, limit=limit
+    )
+    found = [
+        (row, {"name": conversation.name, "detail": json.loads(row.detail)})
+        for row in tx.execute(query)
+    ]
     return [recorded(ExchangeRow, exchanges, row, **more) for row, more in reversed(found)]
 
 
@@ -129,23 +168,41 @@ def _values(row: ExchangeRow, home: str) -> dict[str, Any]:
 
 
 def _touch_branches(tx: Transaction, rows: Sequence[ExchangeRow | Arrival]) -> dict[str, str]:
-    """The conversation of each request by its id; conversations and branches that are missing are made."""
-    homes = open_conversations(tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows])
+    """The conversation of each request by its id; conversations and branches that are missing are
+    made.
+    """
+    homes = open_conversations(
+        tx, [(row.tenant, row.conversation, row.name, row.model, row.at) for row in rows]
+    )
     home = {row.id: homes.get((row.tenant, row.name), row.conversation) for row in rows}
     given = []
     for (tenant, branch), its in _grouped(rows, lambda row: (row.tenant, row.branch)):
         last = its[-1]
         trends = [row.trend for row in reversed(its) if row.trend is not None]
         trend = max(trends, key=lambda each: each.at or 0.0, default=None)
-        own: dict[str, Any] = {"tenant": tenant, "branch": branch, "conversation": home[last.id], "parent": last.parent}
-        own |= {"version": 0, "longest": max(row.length for row in its), "created": last.at, "updated": last.at}
+        own: dict[str, Any] = {
+            "tenant": tenant,
+            "branch": branch,
+            "conversation": home[last.id],
+            "parent": last.parent,
+        }
+        own |= {
+            "version": 0,
+            "longest": max(row.length for row in its),
+            "created": last.at,
+            "updated": last.at,
+        }
         own |= {"floating": " ".join([digest.hex() for digest in last.floating]) or None}
-        given.append(own | {"trend": trend and trend.to_json(), "trend_at": (trend and trend.at) or 0.0})
+        given.append(
+            own | {"trend": trend and trend.to_json(), "trend_at": (trend and trend.at) or 0.0}
+        )
     tx.many(TOUCH_BRANCH, given)
     return home
 
 
-def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]) -> None:
+def _touch_conversations(
+    tx: Transaction, rows: Sequence[ExchangeRow], home: dict[str, str]
+) -> None:
     given = []
     for (_, conversation), its in _grouped(rows, lambda row: (row.tenant, home[row.id])):
         last = its[-1]
@@ -157,5 +214,7 @@ def _touch_conversations(tx: Transaction, rows: Sequence[ExchangeRow], home: dic
     tx.many(TOUCH, given)
 
 
-def _grouped(rows: Sequence[R], key: Callable[[R], tuple[str, str]]) -> Iterator[tuple[tuple[str, str], list[R]]]:
+def _grouped(
+    rows: Sequence[R], key: Callable[[R], tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], list[R]]]:
     return ((place, list(its)) for place, its in groupby(sorted(rows, key=key), key=key))

@@ -1,9 +1,10 @@
 """What a conversation has for those who look into it: the arrays of its newest requests.
 
-Arrays are kept as references, all of a conversation's in one row. What a message says is in the archive, or once in a
-bundle: the new messages of a batch of requests are one. Where there are a few small bundles, or a batch has removed
-something, they become one, and what the archive has or no request that is kept needs goes. A bundle that is damaged
-costs what it holds, no request and no other bundle.
+Arrays are kept as references, all of a conversation's in one row. What a message says is in the
+archive, or once in a bundle: the new messages of a batch of requests are one. Where there are a few
+small bundles, or a batch has removed something, they become one, and what the archive has or no
+request that is kept needs goes. A bundle that is damaged costs what it holds, no request and no
+other bundle.
 """
 
 import json
@@ -40,12 +41,17 @@ FEW = 8
 """So many bundles may be small, and so many messages new at once."""
 SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
-INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(among(inspected.c.conversation))
+INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
+    among(inspected.c.conversation)
+)
 SET_INSPECTED = keep_last(inspected)
 MINE = of(inspected_parts, "tenant", "conversation")
 PARTS = inspected_parts.c
 REFS = sa.select(
-    PARTS.conversation, PARTS.number, PARTS.refs, (sa.func.length(PARTS.body) < SMALL).label("is_small")
+    PARTS.conversation,
+    PARTS.number,
+    PARTS.refs,
+    (sa.func.length(PARTS.body) < SMALL).label("is_small"),
 ).where(among(PARTS.conversation))
 ADD_BUNDLE = sa.insert(inspected_parts)
 BODIES = sa.select(PARTS.number, PARTS.body).where(MINE).order_by(PARTS.number)
@@ -61,9 +67,11 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keep: how many of the conversation's requests were to be kept then.
         client: ref, role and tokens of each message that the client sent.
-        sent: of each forwarded one its place among the client's (None: Weir's own), its edit, tokens, and the ref of
+        sent: of each forwarded one its place among the client's (None: Weir's own), its edit,
+        tokens, and the ref of
             its text (None: as the client sent it); None where the whole array was the client's.
-        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs that the archive has.
+        bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs
+        that the archive has.
     """
 
     keep: int
@@ -89,58 +97,95 @@ class KeptArrays(NamedTuple):
     def of(cls, request: str, at: float, its: Inspection) -> "KeptArrays":
         said_by = [*map(attrgetter("role"), its.messages)]
         roles = {role: number for number, role in enumerate(dict.fromkeys(said_by))}
-        facts: list[object] = [None] * (3 * len(said_by))  # by column: there may be hundreds in each request
+        # by column: there may be hundreds in each request
+        facts: list[object] = [None] * (3 * len(said_by))
         facts[0::3] = [*map(attrgetter("digest"), its.messages)]
         facts[1::3] = [*map(roles.__getitem__, said_by)]
         facts[2::3] = [*map(attrgetter("tokens"), its.messages)]
         records = struct.pack(">" + len(said_by) * RECORD_FORM, *facts)
         sent = None if its.pieces is None else list(_runs(its.pieces))
-        said = {"keep": its.keep, "roles": list(roles), "sent": sent, "pruned": its.pruned, "tools": its.tools}
+        said = {
+            "keep": its.keep,
+            "roles": list(roles),
+            "sent": sent,
+            "pruned": its.pruned,
+            "tools": its.tools,
+        }
         return cls(request, at, _ENCODER.encode(said).encode(), records)
 
     def inspected(self) -> Inspected:
         said = json.loads(self.facts)
-        client = [(pin.hex(), said["roles"][role], tokens) for pin, role, tokens in RECORD.iter_unpack(self.records)]
-        sent = None if said["sent"] is None else [each for run in said["sent"] for each in _pieces(run, client)]
+        client = [
+            (pin.hex(), said["roles"][role], tokens)
+            for pin, role, tokens in RECORD.iter_unpack(self.records)
+        ]
+        sent = (
+            None
+            if said["sent"] is None
+            else [each for run in said["sent"] for each in _pieces(run, client)]
+        )
         pruned = tuple(said["pruned"])
-        return Inspected(keep=said["keep"], client=client, sent=sent, pruned=pruned, tools=said["tools"], bodies={})
+        return Inspected(
+            keep=said["keep"],
+            client=client,
+            sent=sent,
+            pruned=pruned,
+            tools=said["tools"],
+            bodies={},
+        )
 
 
 def pack_arrays(given: Sequence[KeptArrays]) -> bytes:
     """Each with its records from the first that is not the one before's."""
-    found = [(e.request, e.at, e.facts, len(e.records) - len(fresh), fresh) for e, fresh in _fresh(given)]
+    found = [
+        (e.request, e.at, e.facts, len(e.records) - len(fresh), fresh) for e, fresh in _fresh(given)
+    ]
     return pack(found, level=1)
 
 
 def unpack_arrays(packed: bytes) -> list[KeptArrays]:
     found = list[KeptArrays]()
     records = b""
-    for request, at, facts, same, fresh in unpack(packed, list[tuple[str, float, bytes, int, bytes]]):
+    for request, at, facts, same, fresh in unpack(
+        packed, list[tuple[str, float, bytes, int, bytes]]
+    ):
         records = records[:same] + fresh
         found.append(KeptArrays(request, at, facts, records))
     return found
 
 
 def _fresh(given: Iterable[KeptArrays]) -> Iterator[tuple[KeptArrays, bytes]]:
-    """Each array with its records from the first that is not the one before's: most go on where that ended."""
+    """Each array with its records from the first that is not the one before's: most go on where
+    that ended.
+    """
     before = b""
     for each in given:
         same = len(before)
         if not each.records.startswith(before):
             most = min(len(before), len(each.records)) // RECORD.size
             ends = range(RECORD.size, (most + 1) * RECORD.size, RECORD.size)
-            same = RECORD.size * bisect_left(ends, 1, key=lambda end: before[:end] != each.records[:end])
+            same = RECORD.size * bisect_left(
+                ends, 1, key=lambda end: before[:end] != each.records[:end]
+            )
         yield each, each.records[same:]
         before = each.records
 
 
 def refs_of(given: Iterable[KeptArrays]) -> set[str]:
-    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and structs raise."""
+    """Every ref in arrays of requests, most of which have most in common. Raises what JSON and
+    structs raise.
+    """
     pins: set[bytes] = set()
     texts: set[str] = set()
     for each, fresh in _fresh(given):
         pins.update([pin for pin, _, _ in RECORD.iter_unpack(fresh)])
-        texts.update([run[3] for run in json.loads(each.facts)["sent"] or () if len(run) == 4 and run[3] is not None])
+        texts.update(
+            [
+                run[3]
+                for run in json.loads(each.facts)["sent"] or ()
+                if len(run) == 4 and run[3] is not None
+            ]
+        )
     return {pin.hex() for pin in pins} | texts
 
 
@@ -155,7 +200,12 @@ def _runs(pieces: Sequence[PlannedMessage]) -> Iterator[list[object]]:
             yield [*run]
         run = [] if same is None else [same, same]
         if same is None:
-            yield [piece.index, piece.kind, piece.tokens, None if piece.text is None else ref_of(piece.text)]
+            yield [
+                piece.index,
+                piece.kind,
+                piece.tokens,
+                None if piece.text is None else ref_of(piece.text),
+            ]
     if run:
         yield [*run]
 
@@ -172,12 +222,16 @@ def _pieces(
             raise Damaged("the array is broken")
 
 
-def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> tuple[ExchangeRow, Inspected | None]:
+def inspection(
+    tx: Transaction, conversation: ConversationRow, request: str
+) -> tuple[ExchangeRow, Inspected | None]:
     mine = owned(exchanges, conversation.tenant, conversation=conversation.id, id=request)
     row = tx.execute(sa.select(exchanges).where(mine)).first()
     if row is None:
         raise KeyError(request)
-    exchange = recorded(ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail))
+    exchange = recorded(
+        ExchangeRow, exchanges, row, name=conversation.name, detail=json.loads(row.detail)
+    )
     home = (conversation.tenant, conversation.id)
     kept = _kept(tx, home)
     said = _read(tx, home, BODIES)
@@ -186,12 +240,16 @@ def inspection(tx: Transaction, conversation: ConversationRow, request: str) -> 
             with suppress(*BROKEN):
                 found = arrays.inspected()
                 needed = refs_of([arrays])
-                return exchange, None if newer >= found.keep else _with_bodies(tx, conversation, found, said, needed)
+                return exchange, None if newer >= found.keep else _with_bodies(
+                    tx, conversation, found, said, needed
+                )
             tx.damage("inspected", conversation.tenant, request)
     return exchange, None
 
 
-def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def exported(
+    tx: Transaction, conversation: ConversationRow
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     home = (conversation.tenant, conversation.id)
     kept = _kept(tx, home)
     bodies = _read(tx, home, BODIES)
@@ -204,7 +262,8 @@ def exported(tx: Transaction, conversation: ConversationRow) -> tuple[list[dict[
 
 
 def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
-    """Keep the two arrays of each request (with the id of its conversation), and no longer what nobody needs.
+    """Keep the two arrays of each request (with the id of its conversation), and no longer what
+    nobody needs.
 
     The conversations' rows are locked by the caller.
     """
@@ -214,7 +273,9 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
     bundles: dict[Home, list[sa.Row[*tuple[Any, ...]]]] = {}
     for tenant, part in tx.ask_each(REFS, by_home):
         bundles.setdefault((tenant, part.conversation), []).append(part)
-    packed = {(tenant, its.conversation): its.body for tenant, its in tx.ask_each(INSPECTED, by_home)}
+    packed = {
+        (tenant, its.conversation): its.body for tenant, its in tx.ask_each(INSPECTED, by_home)
+    }
     inspections: list[dict[str, object]] = []
     added: list[dict[str, object]] = []
     for key, made in by_home.items():
@@ -227,7 +288,9 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
         is_due = any(row.evicted or row.strategy for row, _ in made)
         there = bundles.get(key, [])
         every = _in_order([*_unpacked(tx, key, packed.get(key)), *arrays])
-        stays = _kept_of(tx, key, there, every, fresh, branch=newest.branch, most=its.keep, is_due=is_due)
+        stays = _kept_of(
+            tx, key, there, every, fresh, branch=newest.branch, most=its.keep, is_due=is_due
+        )
         size = sum(len(each.records) for each in stays)
         own = {"tenant": key[0], "conversation": key[1]}
         inspections.append({**own, "body": tx.aside(partial(pack_arrays, stays), size=size)})
@@ -247,7 +310,9 @@ def _kept_of(
     most: int,
     is_due: bool,
 ) -> Sequence[KeptArrays]:
-    """Which arrays stay. ``fresh`` is left with what the next bundle has to say, whose older ones are dropped."""
+    """Which arrays stay. ``fresh`` is left with what the next bundle has to say, whose older ones
+    are dropped.
+    """
     refs = {row.number: set(row.refs.split()) for row in there}
     small = {row.number for row in there if row.is_small}
     for ref in _elsewhere(tx, home, branch, fresh.keys(), known=set[str]().union(*refs.values())):
@@ -267,12 +332,22 @@ def _kept_of(
     return arrays
 
 
-def _bundle(tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int) -> list[dict[str, object]]:
+def _bundle(
+    tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int
+) -> list[dict[str, object]]:
     """The row of a bundle; none where it would say nothing."""
     if not said:
         return []
     body = tx.aside(partial(pack, said, level=3), size=sum(map(len, said.values())))
-    return [{"tenant": home[0], "conversation": home[1], "number": number, "refs": " ".join(said), "body": body}]
+    return [
+        {
+            "tenant": home[0],
+            "conversation": home[1],
+            "number": number,
+            "refs": " ".join(said),
+            "body": body,
+        }
+    ]
 
 
 def _bodies_of(its: Inspection) -> Iterator[tuple[str, bytes]]:
@@ -292,24 +367,36 @@ def keep_texts(tx: Transaction, home: Home, branch: str, gone: sa.ColumnElement[
         tx.many(ADD_BUNDLE, _bundle(tx, home, fresh, number=max(row.number for row in there) + 1))
 
 
-def _elsewhere(tx: Transaction, home: Home, branch: str, refs: AbstractSet[str], *, known: set[str]) -> set[str]:
+def _elsewhere(
+    tx: Transaction, home: Home, branch: str, refs: AbstractSet[str], *, known: set[str]
+) -> set[str]:
     new = refs - known
     if any(ref.startswith(OWN) for ref in new):
         known = known | {ref_of(cut.text) for _, cut in load_cuts(tx, home[0], branch)}
-    return known | _archived(tx, home, new) if len(new) > FEW else known  # a few are new, in no archive
+    # a few are new, in no archive
+    return known | _archived(tx, home, new) if len(new) > FEW else known
 
 
 def _archived(tx: Transaction, home: Home, refs: Iterable[str]) -> set[str]:
-    return {ref for (ref,) in tx.ask(ARCHIVED, home[0], [ref for ref in refs if not ref.startswith(OWN)])}
+    return {
+        ref
+        for (ref,) in tx.ask(ARCHIVED, home[0], [ref for ref in refs if not ref.startswith(OWN)])
+    }
 
 
 def _kept(tx: Transaction, home: Home) -> list[KeptArrays]:
-    return [arrays for row in tx.ask(INSPECTED, home[0], [home[1]]) for arrays in _unpacked(tx, home, row.body)]
+    return [
+        arrays
+        for row in tx.ask(INSPECTED, home[0], [home[1]])
+        for arrays in _unpacked(tx, home, row.body)
+    ]
 
 
 def _unpacked(tx: Transaction, home: Home, packed: bytes | None) -> list[KeptArrays]:
     try:
-        return [] if packed is None else tx.aside(partial(unpack_arrays, packed), size=8 * len(packed))
+        return (
+            [] if packed is None else tx.aside(partial(unpack_arrays, packed), size=8 * len(packed))
+        )
     except BROKEN:
         tx.damage("inspected", *home)
         return []
@@ -338,7 +425,11 @@ def _needed(left: Sequence[KeptArrays]) -> set[str]:
 
 
 def _with_bodies(
-    tx: Transaction, conversation: ConversationRow, found: Inspected, said: Mapping[str, bytes], needed: set[str]
+    tx: Transaction,
+    conversation: ConversationRow,
+    found: Inspected,
+    said: Mapping[str, bytes],
+    needed: set[str],
 ) -> Inspected:
     bodies = {ref: body for ref, body in said.items() if ref in needed}
     if any(ref.startswith(OWN) and ref not in bodies for ref in needed):
@@ -352,5 +443,10 @@ def _with_bodies(
 def _plain(kept: KeptArrays) -> dict[str, Any]:
     with suppress(*BROKEN):
         arrays = kept.inspected()
-        return {"client": arrays.client, "sent": arrays.sent, "pruned": arrays.pruned, "tools": arrays.tools}
+        return {
+            "client": arrays.client,
+            "sent": arrays.sent,
+            "pruned": arrays.pruned,
+            "tools": arrays.tools,
+        }
     return {}

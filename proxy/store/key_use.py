@@ -1,7 +1,8 @@
 """What a key's requests take of its limits in all processes together: of a shared database only.
 
-One row a key, so that the server decides about its requests one after another: ``begun`` are requests begun by second,
-``open`` those that are open by process, each until a moment by which the process has to say so again.
+One row a key, so that the server decides about its requests one after another: ``begun`` are
+requests begun by second, ``open`` those that are open by process, each until a moment by which the
+process has to say so again.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from proxy.store.records import KeyUse, Refusal
 from proxy.store.transaction import Transaction
 
 OPEN_FOR = 30
-"""Seconds for which a process is believed to have requests open; it says so again before they are over."""
+"""Seconds for which a process is believed to have requests open; it says so again before they are
+over.
+"""
 MINUTE = 60
 _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("key", "process"), sa.Text()),
@@ -75,7 +78,8 @@ WHERE k.key = b.key
 
 
 def enter(tx: Transaction, key: str, *, process: str, here: int, rate: int, most: int) -> KeyUse:
-    """Whether one more request of a key may begin: ``rate`` in a minute, ``most`` at once, 0 for as many as come.
+    """Whether one more request of a key may begin: ``rate`` in a minute, ``most`` at once, 0 for as
+    many as come.
 
     ``here`` are those that the process then has open, this one too.
     """
@@ -85,10 +89,19 @@ def enter(tx: Transaction, key: str, *, process: str, here: int, rate: int, most
 
 
 def keep(
-    tx: Transaction, here: Mapping[str, int], *, process: str, forgotten: Mapping[str, int] = MappingProxyType({})
+    tx: Transaction,
+    here: Mapping[str, int],
+    *,
+    process: str,
+    forgotten: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Have a process be known to have so many requests of each key open, and ``forgotten`` ones not to have begun."""
-    rows = [{"key": key, "process": process, "here": here[key], "open_for": OPEN_FOR} for key in sorted(here)]
+    """Have a process be known to have so many requests of each key open, and ``forgotten`` ones not
+    to have begun.
+    """
+    rows = [
+        {"key": key, "process": process, "here": here[key], "open_for": OPEN_FOR}
+        for key in sorted(here)
+    ]
     if rows:
         tx.execute(KEEP, rows)
     if forgotten:

@@ -1,4 +1,6 @@
-"""Whole conversations: all that is known of one, and deleting for good what is past its retention or unwanted."""
+"""Whole conversations: all that is known of one, and deleting for good what is past its retention
+or unwanted.
+"""
 
 import json
 import math
@@ -56,7 +58,9 @@ STORED = sa.text(
 )
 OF_CONVERSATION = (exchanges, notes, health_snapshots, alerts)
 OF_BRANCHES = (edits, cuts, checkpoints, evictions, chains)
-JSON_TEXT = frozenset({"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"})
+JSON_TEXT = frozenset(
+    {"covered", "facts", "stays", "detail", "trend", "undone", "prepared", "health"}
+)
 HIDDEN = frozenset({"tenant", "failed"})
 SIZE = "size:"
 HOUR = 3600
@@ -65,7 +69,8 @@ KEEP_SIZE = keep_last(meta, "number")
 
 
 def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
-    """Everything that is known of a conversation as plain data: the rows of every table that speaks of it, by table.
+    """Everything that is known of a conversation as plain data: the rows of every table that speaks
+    of it, by table.
 
     Digests are hex, JSON columns are read, the bodies of originals are in base64.
     """
@@ -76,7 +81,9 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     itself = sa.select(conversations).where(owned(conversations, tenant, id=its_id))
     found: dict[str, Any] = {
         "conversation": next(iter(_rows(tx, itself)), None),
-        "branches": _rows(tx, sa.select(branches).where(mine).order_by(branches.c.created, branches.c.branch)),
+        "branches": _rows(
+            tx, sa.select(branches).where(mine).order_by(branches.c.created, branches.c.branch)
+        ),
     }
     for table in OF_CONVERSATION:
         query = sa.select(table).where(owned(table, tenant, conversation=its_id))
@@ -86,7 +93,9 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
     for table in OF_BRANCHES:
         query = sa.select(table).where(owned(table, tenant, branch=own))
         found[table.name] = _rows(tx, query.order_by(*table.primary_key.columns))
-    bodies = {(each.branch, each.version): each.body for each in checkpoints_.listed(tx, conversation)}
+    bodies = {
+        (each.branch, each.version): each.body for each in checkpoints_.listed(tx, conversation)
+    }
     for row in found["checkpoints"]:
         row |= {"body": bodies.get((row["branch"], row["version"]))}
         del row["base"]
@@ -117,7 +126,9 @@ def prune_conversations(tx: Transaction, *, before: float, at: float) -> int:
 
 def prune(tx: Transaction, key: sa.Column[Any], *, before: float) -> int:
     table = key.table
-    rows = tx.execute(sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)).all()
+    rows = tx.execute(
+        sa.select(table.c.tenant, key).where(table.c.at < before).limit(ROWS_AT_ONCE)
+    ).all()
     for tenant in {row.tenant for row in rows}:
         keys = [found for its, found in rows if its == tenant]
         tx.execute(sa.delete(table).where(owned(table, tenant, **{key.key: keys})))
@@ -136,8 +147,14 @@ def requests(tx: Transaction) -> int:
 
 
 def counts(tx: Transaction, *, before: float) -> dict[str, int]:
-    """How many conversations there are, how many of them were last used ``before``, and bytes in use."""
-    old = sa.select(sa.func.count()).select_from(conversations).where(conversations.c.updated < before)
+    """How many conversations there are, how many of them were last used ``before``, and bytes in
+    use.
+    """
+    old = (
+        sa.select(sa.func.count())
+        .select_from(conversations)
+        .where(conversations.c.updated < before)
+    )
     return {
         "conversations": tx.scalar(sa.select(sa.func.count()).select_from(conversations)) or 0,
         "due": tx.scalar(old) or 0,
@@ -146,12 +163,15 @@ def counts(tx: Transaction, *, before: float) -> dict[str, int]:
 
 
 def size(tx: Transaction) -> int:
-    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large columns and rows take."""
+    """Bytes that are in use: of the file without its free pages, of PostgreSQL what the large
+    columns and rows take.
+    """
     if tx.dialect == "sqlite":
         names = ("page_count", "freelist_count", "page_size")
         pages, free, each = (tx.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in names)
         return int((pages - free) * each)
-    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not given back.
+    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not
+    # given back.
     return int(tx.execute(STORED).scalar_one())
 
 
@@ -171,31 +191,50 @@ def give_back(tx: Transaction) -> bool:
 def keep_size(tx: Transaction, at: float) -> None:
     hour = int(at) // HOUR
     tx.execute(KEEP_SIZE, {"name": f"{SIZE}{hour}", "number": size(tx)})
-    tx.execute(sa.delete(meta).where(meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"))
+    tx.execute(
+        sa.delete(meta).where(
+            meta.c.name.startswith(SIZE), meta.c.name < f"{SIZE}{hour - HOURS_KEPT}"
+        )
+    )
 
 
 def sizes(tx: Transaction) -> list[tuple[float, int]]:
-    rows = tx.execute(sa.select(meta.c.name, meta.c.number).where(meta.c.name.startswith(SIZE)).order_by(meta.c.name))
+    rows = tx.execute(
+        sa.select(meta.c.name, meta.c.number)
+        .where(meta.c.name.startswith(SIZE))
+        .order_by(meta.c.name)
+    )
     return [(float(row.name.removeprefix(SIZE)) * HOUR, row.number) for row in rows]
 
 
 def _oldest(before: float, *first: sa.ColumnElement[Any]) -> Rows:
-    columns = (conversations.c.tenant, conversations.c.id, conversations.c.name, conversations.c.requests)
+    columns = (
+        conversations.c.tenant,
+        conversations.c.id,
+        conversations.c.name,
+        conversations.c.requests,
+    )
     query: Rows = sa.select(*columns).where(conversations.c.updated < before)
     return query.order_by(*first, conversations.c.updated)
 
 
-def _delete(tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str) -> list[AuditEvent]:
+def _delete(
+    tx: Transaction, which: Sequence[Sequence[Any]], *, at: float, reason: str
+) -> list[AuditEvent]:
     gone: list[AuditEvent] = []
     for tenant, conversation, name, requests in which:
         refs = held(tx, tenant, conversation)
         keep_usage(tx, tenant, conversation)
-        is_there = tx.execute(sa.delete(conversations).where(owned(conversations, tenant, id=conversation))).rowcount
+        is_there = tx.execute(
+            sa.delete(conversations).where(owned(conversations, tenant, id=conversation))
+        ).rowcount
         tx.execute(sa.delete(answers).where(owned(answers, tenant, conversation=conversation)))
         drop_unheld(tx, tenant, refs)
         if is_there:
             counts = {"requests": requests, "removed": len(refs)}
-            gone.append(of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts))
+            gone.append(
+                of_deletion(tenant, conversation, name=name, at=at, reason=reason, counts=counts)
+            )
     return gone
 
 
@@ -214,7 +253,10 @@ def _original(tx: Transaction, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any]:
 
 def _rows(tx: Transaction, query: Rows) -> list[dict[str, Any]]:
     rows = tx.execute(query).mappings()
-    return [{name: _plain(name, value) for name, value in row.items() if name not in HIDDEN} for row in rows]
+    return [
+        {name: _plain(name, value) for name, value in row.items() if name not in HIDDEN}
+        for row in rows
+    ]
 
 
 def _plain(name: str, value: object) -> object:

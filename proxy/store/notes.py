@@ -1,7 +1,7 @@
 """Notes on a conversation, and what models wrote.
 
-A note is stored once, and a conversation has so many at most. Summaries are found by the address of what a model was
-asked; they are bounded for every tenant, and pruned by age.
+A note is stored once, and a conversation has so many at most. Summaries are found by the address of
+what a model was asked; they are bounded for every tenant, and pruned by age.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ ADD_NOTE = keep_first(notes)
 HOME = sa.select(conversations.c.id).where(of(conversations, "tenant", "id"))
 COUNT = sa.select(sa.func.count()).select_from(notes).where(NOTES_OF_CONVERSATION)
 LEAST = sa.select(notes.c.id).where(NOTES_OF_CONVERSATION)
-LEAST = LEAST.order_by(sa.case((notes.c.importance == "critical", 1), else_=0), notes.c.at, notes.c.id)
+LEAST = LEAST.order_by(
+    sa.case((notes.c.importance == "critical", 1), else_=0), notes.c.at, notes.c.id
+)
 ALL_NOTES = sa.select(notes).where(NOTES_OF_CONVERSATION).order_by(notes.c.at, notes.c.id)
 SUMMARY = sa.select(summaries).where(of(summaries, "tenant", "key"))
 KEEP_SUMMARY = keep_last(summaries)
@@ -37,16 +39,25 @@ SURPLUS = (
 
 
 def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[NoteRow]) -> int:
-    """How many of the notes on a conversation (its id) were new; 0 where there is no such conversation yet.
+    """How many of the notes on a conversation (its id) were new; 0 where there is no such
+    conversation yet.
 
-    0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are critical
-    after all others.
+    0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those
+    that are critical after all others.
     """
     key = key_of(tenant, conversation)
-    if not given or not tx.full or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None:
+    if (
+        not given
+        or not tx.full
+        or tx.scalar(HOME, {"of_tenant": tenant, "of_id": conversation}) is None
+    ):
         return 0
     own = {"tenant": tenant, "conversation": conversation}
-    new = [note for note in given if tx.is_new(ADD_NOTE, stored(notes, note, sha=_note_sha(note), **own))]
+    new = [
+        note
+        for note in given
+        if tx.is_new(ADD_NOTE, stored(notes, note, sha=_note_sha(note), **own))
+    ]
     surplus = tx.execute(COUNT, key).scalar_one() - MAX_NOTES if new else 0
     if surplus > 0:
         ids = tx.scalars(LEAST.limit(surplus), key).all()
@@ -79,7 +90,8 @@ def summary(tx: Transaction, tenant: str, key: bytes) -> SummaryRow | None:
 
 
 def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
-    """Store what a model wrote in place of what its address had; nothing where what is said may not be stored.
+    """Store what a model wrote in place of what its address had; nothing where what is said may not
+    be stored.
 
     Of a tenant's the newest :data:`MAX_SUMMARIES` stay.
     """
@@ -92,7 +104,9 @@ def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
 
 
 def _note_sha(note: NoteRow) -> bytes:
-    facts = f" {note.category} {note.importance} {note.source} {note.text}".encode("utf-8", "surrogatepass")
+    facts = f" {note.category} {note.importance} {note.source} {note.text}".encode(
+        "utf-8", "surrogatepass"
+    )
     return sha256(note.id + facts).digest()
 
 

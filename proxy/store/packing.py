@@ -30,7 +30,8 @@ WORDS = zstandard.ZstdCompressionDict(
     b'"reason":null,"ref":null}],"prefix_changed":"proxy"}'
     b'{"buckets":{"system":1,"history":1,"tool_outputs":1},"base":1,"source":"model_reported",'
     b'"events":[{"kind":"context.status","percent":1,"used":1,"limit":1,"tokens":1},{"kind":"tool_bloat","share":0.9,'
-    b'"limit":0.3},{"kind":"eviction_candidates","count":1,"tokens":1,"largest":"1: "}],"tools":{"read_file":[1,'
+    b'"limit":0.3},{"kind":"eviction_candidates","count":1,"tokens":1,"largest":"1:'
+    b' "}],"tools":{"read_file":[1,'
     b'"hit_ratio":0.9'
     b'{"content":"","messages":1,"reason":"compaction","size":1,"version":1,"window":1}{"action":"evaluate","events":['
     b'{"kind":"zone_change","new":"yellow","old":"green"}],"messages":1,"policy":"balanced","pressure":0.'
@@ -47,14 +48,19 @@ WORDS = zstandard.ZstdCompressionDict(
 """What most details, facts, placeholders and messages consist of."""
 _ESCAPES = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one for each text
 Packed = tuple[bytes, bytes, bytes]
-"""A message's JSON before and after its text, and its text: which is stored once where the JSON has it as it is."""
+"""A message's JSON before and after its text, and its text: which is stored once where the JSON has
+it as it is.
+"""
 
 
 class Damaged(ValueError): ...
 
 
-@lru_cache(maxsize=64)  # making one costs ten times what a message does, and none is for two threads at once
-def _compressor(level: int, words: zstandard.ZstdCompressionDict | None, _thread: int) -> zstandard.ZstdCompressor:
+# making one costs ten times what a message does, and none is for two threads at once
+@lru_cache(maxsize=64)
+def _compressor(
+    level: int, words: zstandard.ZstdCompressionDict | None, _thread: int
+) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, dict_data=words)
 
 
@@ -64,7 +70,9 @@ def _decompressor(_thread: int) -> zstandard.ZstdDecompressor:
 
 
 def compress(said: bytes, *, level: int = LEVEL) -> bytes:
-    """One frame; a long one without the words: with them zstd takes tables of its size, twice the time and room."""
+    """One frame; a long one without the words: with them zstd takes tables of its size, twice the
+    time and room.
+    """
     words = WORDS if len(said) < WITHOUT_WORDS else None
     return _compressor(level, words, threading.get_ident()).compress(said)
 
@@ -74,7 +82,11 @@ def decompress(frame: bytes, words: zstandard.ZstdCompressionDict | None = None)
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= MAX_SIZE:
             raise Damaged("the frame does not say its size")
-        own = _decompressor(threading.get_ident()) if words is None else zstandard.ZstdDecompressor(dict_data=words)
+        own = (
+            _decompressor(threading.get_ident())
+            if words is None
+            else zstandard.ZstdDecompressor(dict_data=words)
+        )
         return own.decompress(frame)
     except zstandard.ZstdError:
         raise Damaged("the frame is broken") from None
@@ -135,7 +147,9 @@ def plain_text(value: str) -> str:
 
 
 def _words(text: str) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(exact_bytes(text), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    return zstandard.ZstdCompressionDict(
+        exact_bytes(text), dict_type=zstandard.DICT_TYPE_RAWCONTENT
+    )
 
 
 def _escaped(text: str) -> bytes:
@@ -192,7 +206,8 @@ class Compressed(Exact):
 
 
 class Id(sa.Text):
-    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other text as it is.
+    """An id of Weir's own: ``prefix`` and hex digits. SQLite keeps the bytes alone, and any other
+    text as it is.
 
     PostgreSQL's dialect has a type in its place, which converts nothing.
     """

@@ -1,11 +1,12 @@
 """PostgreSQL through asyncpg: for more than one process.
 
-No statement is waited for longer than the store's timeout: the server ends it, and where even that answer does not come
-the connection is thrown away. Once the server is known not to answer, nothing waits for it: every transaction fails at
-once until a look at it, every moment in the background, finds it back.
+No statement is waited for longer than the store's timeout: the server ends it, and where even that
+answer does not come the connection is thrown away. Once the server is known not to answer, nothing
+waits for it: every transaction fails at once until a look at it, every moment in the background,
+finds it back.
 
-A URL is what the driver reads of it. What else libpq knows only tunes a connection, and is left out: the driver
-would take it for a setting of the server, which then refuses the connection.
+A URL is what the driver reads of it. What else libpq knows only tunes a connection, and is left
+out: the driver would take it for a setting of the server, which then refuses the connection.
 """
 
 import asyncio
@@ -28,21 +29,36 @@ from proxy.store.schema import check, ensure
 T = TypeVar("T")
 LEFT_OUT = frozenset(
     (
-        *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"),
+        *(
+            "keepalives",
+            "keepalives_idle",
+            "keepalives_interval",
+            "keepalives_count",
+            "tcp_user_timeout",
+        ),
         *("gssencmode", "sslsni", "sslcompression", "client_encoding", "fallback_application_name"),
     )
 )
 FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
-SWITCH = {"true": "require", "on": "require", "1": "require", "false": "disable", "off": "disable", "0": "disable"}
+SWITCH = {
+    "true": "require",
+    "on": "require",
+    "1": "require",
+    "false": "disable",
+    "off": "disable",
+    "0": "disable",
+}
 NOT_BOUND = (
-    "channel_binding=require: the driver asyncpg cannot bind the channel; the connection is encrypted all the same, "
-    "and sslmode=verify-full makes sure of the server"
+    "channel_binding=require: the driver asyncpg cannot bind the channel; the connection is"
+    " encrypted all the same, and sslmode=verify-full makes sure of the server"
 )
 MIGRATING = 0x57454952  # "WEIR", the key of the advisory lock that migrations hold
 GRACE = 0.5
 """Seconds that the server's own word, that a statement took too long, is waited for."""
 IDLE = 5
-"""Timeouts after which the server ends a transaction whose Weir has stopped within it, holding locks."""
+"""Timeouts after which the server ends a transaction whose Weir has stopped within it, holding
+locks.
+"""
 LOOKS = 0.5
 CLOSING = 60.0
 NO_DRIVER = "PostgreSQL needs the driver asyncpg: pip install 'weir-proxy[postgres]'"
@@ -59,14 +75,16 @@ LIMITS = sa.select(
 class PostgresDatabase(Database):
     """A pool of connections to a database server.
 
-    Of the engine's options ``limits`` are what every transaction begins by setting: a pooler gives each transaction
-    another connection of the server's, and takes none of them when a connection begins. ``patience`` is how many
-    seconds a statement may have no answer.
+    Of the engine's options ``limits`` are what every transaction begins by setting: a pooler gives
+    each transaction another connection of the server's, and takes none of them when a connection
+    begins. ``patience`` is how many seconds a statement may have no answer.
     """
 
     shared = True
 
-    def __init__(self, engine: AsyncEngine, *, writable: bool, notices: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, engine: AsyncEngine, *, writable: bool, notices: tuple[str, ...] = ()
+    ) -> None:
         reader = engine.execution_options(isolation_level="REPEATABLE READ")
         super().__init__(reader, engine if writable else None)
         event.listen(engine.sync_engine, "before_cursor_execute", _begin_watch)
@@ -78,9 +96,17 @@ class PostgresDatabase(Database):
 
     @classmethod
     async def open(
-        cls, url: str, *, read_only: bool = False, patience: float, statement: float | None = None, connections: int
+        cls,
+        url: str,
+        *,
+        read_only: bool = False,
+        patience: float,
+        statement: float | None = None,
+        connections: int,
     ) -> "PostgresDatabase":
-        """A database that has answered; a ``statement`` may take so many seconds, ``patience`` without a number."""
+        """A database that has answered; a ``statement`` may take so many seconds, ``patience``
+        without a number.
+        """
         arguments, notices = connecting(url, patience)
         statement = statement or patience
         is_pooled = await _prepare(arguments, writes=not read_only)
@@ -98,7 +124,10 @@ class PostgresDatabase(Database):
             pool_size=connections,
             max_overflow=0,
             pool_timeout=patience,
-            execution_options={"limits": limits if is_pooled else None, "patience": statement + GRACE},
+            execution_options={
+                "limits": limits if is_pooled else None,
+                "patience": statement + GRACE,
+            },
         )
         database = cls(engine, writable=not read_only, notices=notices)
         await database.ping()
@@ -109,11 +138,18 @@ class PostgresDatabase(Database):
         if not isinstance(pool, QueuePool):
             return {}
         busy = pool.checkedout()
-        return {"waiting": max(0, len(self._running) - busy), "busy": busy, "idle": pool.checkedin()}
+        return {
+            "waiting": max(0, len(self._running) - busy),
+            "busy": busy,
+            "idle": pool.checkedin(),
+        }
 
     async def backup(self, path: Path) -> None:
         dump = f"pg_dump --format=custom --file={path} DATABASE"
-        raise StoreError(f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}", reason="backup")
+        raise StoreError(
+            f"PostgreSQL is backed up by its own tools, also while Weir runs: {dump}",
+            reason="backup",
+        )
 
     async def _dispose(self) -> None:
         if self._looking is not None:
@@ -144,7 +180,9 @@ class PostgresDatabase(Database):
                 self._down = None
 
     def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
-        """One transaction, given up together with its connection once a statement has had no answer for too long."""
+        """One transaction, given up together with its connection once a statement has had no answer
+        for too long.
+        """
         options = connection.get_execution_options()
         watch = _Watch(connection.connection.driver_connection, options.get("patience"))
         connection.info[WATCH] = watch
@@ -162,7 +200,8 @@ class PostgresDatabase(Database):
             try:
                 transaction.commit()
             except exc.DBAPIError as error:
-                if is_disconnect(error):  # whether it is committed nobody knows: it must not be done twice
+                # whether it is committed nobody knows: it must not be done twice
+                if is_disconnect(error):
                     raise translate(error) from None
                 raise
             else:
@@ -227,10 +266,15 @@ def connecting(url: str, patience: float) -> tuple[dict[str, Any], tuple[str, ..
     try:
         timeout = float(given.pop("connect_timeout", "") or patience)
     except ValueError:
-        raise StoreError("connect_timeout in the store's URL is a number of seconds", reason="url") from None
+        raise StoreError(
+            "connect_timeout in the store's URL is a number of seconds", reason="url"
+        ) from None
     for name in FILES:
         if given.get(name, "system") != "system" and not Path(given[name]).is_file():
-            raise StoreError(f"{name} in the store's URL names a file that is not there: {given[name]}", reason="url")
+            raise StoreError(
+                f"{name} in the store's URL names a file that is not there: {given[name]}",
+                reason="url",
+            )
     notices: tuple[str, ...] = ()
     if "ssl" in given:
         said = given.pop("ssl")
@@ -238,21 +282,33 @@ def connecting(url: str, patience: float) -> tuple[dict[str, Any], tuple[str, ..
     if given.pop("channel_binding", None) == "require":
         notices = (NOT_BOUND,)
         given.setdefault("sslmode", "require")
-    arguments: dict[str, Any] = {"timeout": timeout, "server_settings": {"application_name": "weir"}}
-    if given.get("sslmode") in {"verify-ca", "verify-full"} and given.get("sslrootcert", "system") == "system":
+    arguments: dict[str, Any] = {
+        "timeout": timeout,
+        "server_settings": {"application_name": "weir"},
+    }
+    if (
+        given.get("sslmode") in {"verify-ca", "verify-full"}
+        and given.get("sslrootcert", "system") == "system"
+    ):
         given.pop("sslrootcert", None)
         arguments["ssl"] = ssl.create_default_context()
         arguments["ssl"].check_hostname = given.pop("sslmode") == "verify-full"
     path = "" if parts.path == "/" else parts.path
-    arguments["dsn"] = parts._replace(scheme="postgresql", path=path, query=urlencode(given), fragment="").geturl()
+    arguments["dsn"] = parts._replace(
+        scheme="postgresql", path=path, query=urlencode(given), fragment=""
+    ).geturl()
     return arguments, notices
 
 
 def _engine(arguments: dict[str, Any], *, is_pooled: bool, **options: Any) -> AsyncEngine:
-    if is_pooled:  # a statement that was prepared lives in one connection of the server, the next one may be another
+    # a statement that was prepared lives in one connection of the server, the next one may be
+    # another
+    if is_pooled:
         arguments = {**arguments, "statement_cache_size": 0, "prepared_statement_cache_size": 0}
     try:
-        return create_async_engine("postgresql+asyncpg://", hide_parameters=True, connect_args=arguments, **options)
+        return create_async_engine(
+            "postgresql+asyncpg://", hide_parameters=True, connect_args=arguments, **options
+        )
     except ModuleNotFoundError:
         raise StoreError(NO_DRIVER, reason="url") from None
 

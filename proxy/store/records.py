@@ -1,4 +1,6 @@
-"""The rows as values: what the store takes and gives, and what can go wrong. Times: seconds since the epoch, UTC."""
+"""The rows as values: what the store takes and gives, and what can go wrong. Times: seconds since
+the epoch, UTC.
+"""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -30,7 +32,8 @@ DAY = 86_400.0
 class StoreError(Exception):
     """Base of everything that the store raises on purpose.
 
-    No message carries SQL, parameters or content. ``reason`` is a short code, fit for a metric's label.
+    No message carries SQL, parameters or content. ``reason`` is a short code, fit for a metric's
+    label.
     """
 
     def __init__(self, message: str, *, reason: str = "error") -> None:
@@ -43,7 +46,9 @@ class StoreUnavailable(StoreError):
 
 
 class StaleVersion(StoreError):
-    """The branch has moved on to version ``current`` since the plan was made; nothing was stored."""
+    """The branch has moved on to version ``current`` since the plan was made; nothing was
+    stored.
+    """
 
     def __init__(self, current: int) -> None:
         super().__init__(f"the branch is at version {current}", reason="stale")
@@ -66,12 +71,12 @@ class CorruptStore(StoreError): ...
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation's thread: what Weir knows about one line of history.
 
-    ``conversation`` is the internal id, ``name`` the label people use (given by the client or generated).
-    ``version`` is the head that a commit compares and sets. ``known`` is what holds in every window, its checkpoints as
-    JSON text, ``views`` what was decided by window; ``floating`` are digests of messages that its client moves from
-    request to request; ``length`` is the number of chain messages that was matched when the branch was found.
-    ``trend`` is how it has grown, None where nothing is known of that. ``health`` is the conversation's state of health
-    as JSON.
+    ``conversation`` is the internal id, ``name`` the label people use (given by the client or
+    generated). ``version`` is the head that a commit compares and sets. ``known`` is what holds in
+    every window, its checkpoints as JSON text, ``views`` what was decided by window; ``floating``
+    are digests of messages that its client moves from request to request; ``length`` is the number
+    of chain messages that was matched when the branch was found. ``trend`` is how it has grown,
+    None where nothing is known of that. ``health`` is the conversation's state of health as JSON.
     """
 
     tenant: str
@@ -100,13 +105,16 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message, tool definition or rest of a history that a batch took out of the window or made shorter.
+    """One message, tool definition or rest of a history that a batch took out of the window or made
+    shorter.
 
     Attributes:
         digest: of the message; of the covered prefix for what a summary stands for.
-        kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's own).
+        kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's
+        own).
         tool: whose result it was; empty for what answers no call.
-        tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what is there now.
+        tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what is there
+        now.
         tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
         position: the place in its batch, from 0.
     """
@@ -144,15 +152,16 @@ class Original(msgspec.Struct, frozen=True, kw_only=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A batch of edits for one ``window``: all of it is stored, or nothing.
 
-    ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut covers,
-    in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason`` (``compaction``,
-    ``rollover``, ``batch``, ``resume``, ``safety``, ``critical``, ``milestone``, ``before_model``, ``rollback``,
-    ``closed``) in the window ``window_id``; the newest ``keep`` versions stay. ``resumed`` is the checkpoint of
-    another conversation that the branch goes on from, stored with it. ``prepared`` is the summary that the plan knew
-    of, and that waits no longer once there is a cut. ``chain_end`` is the hash after all ``length``
-    messages of the request, by which the next one will find what is stored here. ``request`` is the id of that
-    request, ``figures`` what the audit is to say of the decision, ``condensed`` what of each text that was to become
-    shorter, and ``audited`` what it is to say as well.
+    ``expected`` is the version that the plan was made on; ``covered`` are the refs that the new cut
+    covers, in order; ``checkpoint`` is the structured state as JSON text, saved for a ``reason``
+    (``compaction``, ``rollover``, ``batch``, ``resume``, ``safety``, ``critical``, ``milestone``,
+    ``before_model``, ``rollback``, ``closed``) in the window ``window_id``; the newest ``keep``
+    versions stay. ``resumed`` is the checkpoint of another conversation that the branch goes on
+    from, stored with it. ``prepared`` is the summary that the plan knew of, and that waits no
+    longer once there is a cut. ``chain_end`` is the hash after all ``length`` messages of the
+    request, by which the next one will find what is stored here. ``request`` is the id of that
+    request, ``figures`` what the audit is to say of the decision, ``condensed`` what of each text
+    that was to become shorter, and ``audited`` what it is to say as well.
     """
 
     tenant: str
@@ -201,8 +210,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keep: how many of the conversation's requests are kept.
         messages: the client's, ``pieces`` the forwarded array, None where it was the same.
-        raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given before.
-        pruned: names of tools whose definitions were left out, ``tools`` the tokens of all definitions.
+        raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given
+        before.
+        pruned: names of tools whose definitions were left out, ``tools`` the tokens of all
+        definitions.
     """
 
     keep: int
@@ -218,19 +229,28 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
     """One request through Weir, written after its answer.
 
     Attributes:
-        tokens_after: of the forwarded request; where it was only ``observed``, of the one that would have been.
-        pressure: forwarded tokens over the policy's base, ``pressure_before`` those of the client's array.
-        action: the stage of management in a word: none, evaluate, evict_and_compress, emergency_compaction or
+        tokens_after: of the forwarded request; where it was only ``observed``, of the one that
+        would have been.
+        pressure: forwarded tokens over the policy's base, ``pressure_before`` those of the client's
+        array.
+        action: the stage of management in a word: none, evaluate, evict_and_compress,
+        emergency_compaction or
             cross_window_save.
         usage_estimated: the upstream reported no usage, and the tokens are Weir's own counts.
         actions: what was done by kind, as ``x-weir-actions`` says it.
-        evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote its history.
-        velocity: tokens by which the conversation grows with each request, ``turns_until_red`` requests until red.
-        trend: the conversation's growth after this request; written to its branch, not read back with the row.
-        parent_conversation: name of the conversation that this one is a part of, as the client says it.
+        evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote
+        its history.
+        velocity: tokens by which the conversation grows with each request, ``turns_until_red``
+        requests until red.
+        trend: the conversation's growth after this request; written to its branch, not read back
+        with the row.
+        parent_conversation: name of the conversation that this one is a part of, as the client says
+        it.
         detail: buckets, events, tool results by tool.
-        health: what it made of the conversation's health; written with it, not read back with the row.
-        events: what the planner had to say of it, ``refusal`` the figures of why it was refused; both are for the
+        health: what it made of the conversation's health; written with it, not read back with the
+        row.
+        events: what the planner had to say of it, ``refusal`` the figures of why it was refused;
+        both are for the
             audit and not read back with the row.
         floating: digests of the messages that its client moves; written to its branch.
         inspection: its two arrays, kept for who looks at it.
@@ -280,9 +300,11 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
 
 
 class RelayedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was relayed and belongs to no conversation, with the tokens that its answer reports.
+    """One request that was relayed and belongs to no conversation, with the tokens that its answer
+    reports.
 
-    ``policy`` is ``none`` on a route that is not managed; ``cost`` is in US dollars, None without a price.
+    ``policy`` is ``none`` on a route that is not managed; ``cost`` is in US dollars, None without a
+    price.
     """
 
     id: str
@@ -302,11 +324,14 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One answer, and what came to the history since the one before.
 
     Attributes:
-        id: the provider's; ``parent`` that of the answer that its request went on from, None where it had all.
+        id: the provider's; ``parent`` that of the answer that its request went on from, None where
+        it had all.
         conversation: empty where the request was not recognised.
-        tokens: of all up to the end of the answer, as the provider counts; ``reasoned`` those of its own reasoning.
+        tokens: of all up to the end of the answer, as the provider counts; ``reasoned`` those of
+        its own reasoning.
         length: messages of the history up to its request's end.
-        given: the elements that the request added, ``output`` those of the answer, with commas between.
+        given: the elements that the request added, ``output`` those of the answer, with commas
+        between.
         opening: the request's fields that hold for all that goes on from it, as an object.
         items: ids by which later requests may name elements of ``output``.
     """
@@ -326,7 +351,9 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderIdsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids of a provider's that an answer gave to a tenant, each as its BLAKE2b digest of 16 bytes."""
+    """Ids of a provider's that an answer gave to a tenant, each as its BLAKE2b digest of 16
+    bytes.
+    """
 
     tenant: str
     digests: tuple[bytes, ...]
@@ -338,14 +365,17 @@ Row = ExchangeRow | RelayedRow | AnswerRow | ProviderIdsRow | Arrival
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What the requests of one key took, of one ``group`` (a model, policy, day or conversation), None for all.
+    """What the requests of one key took, of one ``group`` (a model, policy, day or conversation),
+    None for all.
 
     Attributes:
         requests: all of them, ``failed`` those that had no good answer.
         tokens_before: of the answered ones as they came, ``tokens_after`` as they were forwarded.
-        prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion`` those of answers;
+        prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion``
+        those of answers;
             of ``estimated`` requests, whose answers report none, Weir's own counts.
-        cost: US dollars at list prices of the ``priced`` requests, ``cost_saved`` what the clients' own arrays would
+        cost: US dollars at list prices of the ``priced`` requests, ``cost_saved`` what the clients'
+        own arrays would
             have cost beyond that.
         summarizer_tokens: of summaries' prompts and answers, ``summarizer_cost`` their US dollars.
     """
@@ -370,9 +400,11 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class AlertRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert of a conversation: an episode that began ``at``, and has ended where ``closed`` says when.
+    """One alert of a conversation: an episode that began ``at``, and has ended where ``closed``
+    says when.
 
-    ``conversation`` is the label people use, ``value`` what it began with, ``limit`` what that is beyond.
+    ``conversation`` is the label people use, ``value`` what it began with, ``limit`` what that is
+    beyond.
     """
 
     tenant: str
@@ -419,7 +451,8 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoteRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One note on a conversation; ``id`` is a digest of what it says, so that the same note is stored once.
+    """One note on a conversation; ``id`` is a digest of what it says, so that the same note is
+    stored once.
 
     ``source`` is ``tool``, ``fence``, ``model`` or ``api``.
     """
@@ -461,9 +494,9 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
 class RemovedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message that is out of the window of a conversation, wholly or in part.
 
-    ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it was, empty for none.
-    ``tokens`` are the original's, ``kept`` those of what is there now. ``text`` is how it begins, empty where the
-    archive keeps digests only.
+    ``how`` is the kind of edit, or the layer of the cut, that took it; ``tool`` whose result it
+    was, empty for none. ``tokens`` are the original's, ``kept`` those of what is there now.
+    ``text`` is how it begins, empty where the archive keeps digests only.
     """
 
     ref: str
@@ -480,8 +513,8 @@ class RemovedRow(msgspec.Struct, frozen=True, kw_only=True):
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
 
-    From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it opens, None for those
-    that its digest names: a key that took another's place has the other's.
+    From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it
+    opens, None for those that its digest names: a key that took another's place has the other's.
     """
 
     name: str
@@ -506,7 +539,9 @@ class Refusal(IntEnum):
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes together say to one more request of a key; after ``seconds`` its rate has room again."""
+    """What all processes together say to one more request of a key; after ``seconds`` its rate has
+    room again.
+    """
 
     refused: Refusal
     seconds: int
@@ -519,7 +554,8 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of a ``kind`` that an upstream takes of a model's requests, as its refusals have taught.
+    """The most of a ``kind`` that an upstream takes of a model's requests, as its refusals have
+    taught.
 
     The limit is in what the kind is about (tokens, images, bytes …), 0 for a fact without a number.
     """
@@ -532,7 +568,9 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Reported over estimated tokens, per origin, model and credential, with what the newest samples said."""
+    """Reported over estimated tokens, per origin, model and credential, with what the newest
+    samples said.
+    """
 
     scope: str
     ratio: float

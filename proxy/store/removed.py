@@ -30,17 +30,23 @@ def covered(tx: Transaction, tenant: str, ref: str) -> list[Original]:
 def removed(
     tx: Transaction, conversation: ConversationRow, *, after: str | None = None, limit: int = 500
 ) -> list[RemovedRow]:
-    """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none of their refs."""
+    """What is out of the newest branch's window, the newest first; KeyError where ``after`` is none
+    of their refs.
+    """
     gone = _gone(tx, conversation)
     # By batch, then by place: the clock may have been wrong.
-    rows = [row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))]
+    rows = [
+        row for row, place in sorted(gone.values(), key=lambda each: (-each[0].version, -each[1]))
+    ]
     if after is not None:
         places = [place for place, row in enumerate(rows) if row.ref == after]
         if not places:
             raise KeyError(after)
         rows = rows[places[0] + 1 :]
     rows = rows[:limit]
-    query = sa.select(originals).where(owned(originals, conversation.tenant, ref=[row.ref for row in rows]))
+    query = sa.select(originals).where(
+        owned(originals, conversation.tenant, ref=[row.ref for row in rows])
+    )
     known_originals = {row.ref: row for row in tx.execute(query)}
     return [_with_original(tx, row, known_originals.get(row.ref)) for row in rows]
 
@@ -59,7 +65,10 @@ def _gone(tx: Transaction, conversation: ConversationRow) -> dict[str, tuple[Rem
     pinned = {edit.ref for *_, edit in batches if edit.kind is EditKind.PIN}
     gone = _edited(tx, conversation.tenant, branch, batches, pinned)
     for ref, (row, place) in _covered(tx, conversation, branch, pinned).items():
-        gone[ref] = (msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row, place)
+        gone[ref] = (
+            msgspec.structs.replace(row, tool=gone[ref][0].tool) if ref in gone else row,
+            place,
+        )
     return gone
 
 
@@ -70,7 +79,11 @@ def _edited(
     facts = {(row.version, bytes(row.digest), row.occurrence): row for row in known}
     gone: dict[str, Placed] = {}
     for _, batch, position, edit in batches:
-        if edit.kind in ADDING or not edit.ref or (edit.ref in pinned and edit.kind is not EditKind.CLIP):
+        if (
+            edit.kind in ADDING
+            or not edit.ref
+            or (edit.ref in pinned and edit.kind is not EditKind.CLIP)
+        ):
             continue
         row = RemovedRow(ref=edit.ref, how=str(edit.kind), version=batch, at=0.0, kept=edit.tokens)
         fact = facts.get((batch, *edit.key))
@@ -98,7 +111,9 @@ def _covered(
     return gone
 
 
-def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None) -> RemovedRow:
+def _with_original(
+    tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any, ...]] | None
+) -> RemovedRow:
     if original is None:
         return row
     text = ""
@@ -106,4 +121,6 @@ def _with_original(tx: Transaction, row: RemovedRow, original: sa.Row[*tuple[Any
         with suppress(Damaged):
             text = message_of(tx, original)[1][:EXCERPT]
     tokens = row.tokens or original.tokens
-    return msgspec.structs.replace(row, role=original.role, tokens=tokens, text=text, at=row.at or original.at)
+    return msgspec.structs.replace(
+        row, role=original.role, tokens=tokens, text=text, at=row.at or original.at
+    )

@@ -1,11 +1,13 @@
-"""The tables, each column declared once, where SQLite and PostgreSQL differ, and which revision a database has.
+"""The tables, each column declared once, where SQLite and PostgreSQL differ, and which revision a
+database has.
 
-Every table that holds something of a conversation has ``tenant`` as the first column of its key, and every
-statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes (``EXACT``), because
-JSON may carry lone surrogates and NUL, which neither database takes as text.
+Every table that holds something of a conversation has ``tenant`` as the first column of its key,
+and every statement on it names the tenant. What people wrote is kept as exact UTF-8 bytes
+(``EXACT``), because JSON may carry lone surrogates and NUL, which neither database takes as text.
 
-Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. Alembic is loaded only where
-there is something to migrate: it costs 110 ms and 9 MB at every start otherwise.
+Columns that a record of :mod:`proxy.store.records` has as well are taken from its fields. Alembic
+is loaded only where there is something to migrate: it costs 110 ms and 9 MB at every start
+otherwise.
 """
 
 import re
@@ -19,7 +21,16 @@ from policies.health import Snapshot
 from policies.ledger import Cut, Edit
 from proxy.store import records
 from proxy.store.chain import AuditRow
-from proxy.store.packing import BRANCH, CONVERSATION, REQUEST, TENANT, Compressed, Exact, Listed, Plain
+from proxy.store.packing import (
+    BRANCH,
+    CONVERSATION,
+    REQUEST,
+    TENANT,
+    Compressed,
+    Exact,
+    Listed,
+    Plain,
+)
 from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
 HEAD = "1"
@@ -42,7 +53,17 @@ BY_NAME |= dict.fromkeys(("model", "name", "role", "tool"), Plain())
 BY_NAME |= dict.fromkeys(("kind", "level", "category"), sa.Text())
 BY_NAME |= dict.fromkeys(
     (
-        *("version", "position", "occurrence", "length", "covers", "noted", "window_id", "status", "attempts"),
+        *(
+            "version",
+            "position",
+            "occurrence",
+            "length",
+            "covers",
+            "noted",
+            "window_id",
+            "status",
+            "attempts",
+        ),
         *("evicted", "requests", "samples", "seen"),
     ),
     sa.Integer(),
@@ -63,7 +84,9 @@ def _optional(**kinds: Kind | type[Kind]) -> list[sa.Column[Any]]:
     return [sa.Column(name, kind) for name, kind in kinds.items()]
 
 
-def _fields(record: type, *, without: str = "", renamed: Mapping[str, str] = RENAMED, **kinds: Kind) -> list[Any]:
+def _fields(
+    record: type, *, without: str = "", renamed: Mapping[str, str] = RENAMED, **kinds: Kind
+) -> list[Any]:
     columns = []
     for name, hint in get_type_hints(record).items():
         if name not in without.split():
@@ -74,8 +97,12 @@ def _fields(record: type, *, without: str = "", renamed: Mapping[str, str] = REN
     return columns
 
 
-def _table(name: str, key: str, *groups: list[Any], within: sa.Table | None = None, **options: Any) -> sa.Table:
-    """A table with a primary key; its rows go with the conversation or branch that they are ``within``."""
+def _table(
+    name: str, key: str, *groups: list[Any], within: sa.Table | None = None, **options: Any
+) -> sa.Table:
+    """A table with a primary key; its rows go with the conversation or branch that they are
+    ``within``.
+    """
     items = [item for group in groups for item in group]
     if within is not None:
         own = ("tenant", "conversation" if within.name == "conversations" else "branch")
@@ -84,7 +111,9 @@ def _table(name: str, key: str, *groups: list[Any], within: sa.Table | None = No
     return sa.Table(name, metadata, *items, sa.PrimaryKeyConstraint(*key.split()), **options)
 
 
-meta = _table("meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBinary, number=sa.BigInteger))
+meta = _table(
+    "meta", "name", _required(name=sa.Text), _optional(body=sa.LargeBinary, number=sa.BigInteger)
+)
 
 conversations = _table(
     "conversations",
@@ -101,7 +130,13 @@ conversations = _table(
 branches = _table(
     "branches",
     "tenant branch",
-    _required(tenant=TENANT, branch=BRANCH, conversation=CONVERSATION, version=sa.Integer, longest=sa.Integer),
+    _required(
+        tenant=TENANT,
+        branch=BRANCH,
+        conversation=CONVERSATION,
+        version=sa.Integer,
+        longest=sa.Integer,
+    ),
     _required(created=sa.Double, updated=sa.Double, trend_at=sa.Double),
     _optional(parent=BRANCH, trend=sa.Text, prepared=Exact(), wanted=sa.Text, resumed=Exact()),
     _optional(undone=sa.Text, preparing=sa.Double, failed=sa.Integer, floating=sa.Text),
@@ -121,7 +156,13 @@ chains = _table(
 edits = _table(
     "edits",
     "tenant branch window_tokens version position",
-    _required(tenant=TENANT, branch=BRANCH, window_tokens=sa.BigInteger, version=sa.Integer, position=sa.Integer),
+    _required(
+        tenant=TENANT,
+        branch=BRANCH,
+        window_tokens=sa.BigInteger,
+        version=sa.Integer,
+        position=sa.Integer,
+    ),
     _required(sha=sa.LargeBinary),
     _fields(Edit, text=Compressed()),
     within=branches,
@@ -171,16 +212,26 @@ summaries = _table(
     [sa.Index("summaries_at", "at"), sa.Index("summaries_of_tenant", "tenant", "at")],
 )
 
-frames = _table("frames", "id", _required(id=Serial, body=sa.LargeBinary), sqlite_autoincrement=True)
+frames = _table(
+    "frames", "id", _required(id=Serial, body=sa.LargeBinary), sqlite_autoincrement=True
+)
 
 originals = _table(
     "originals",
     "id",
-    _required(id=Serial, tenant=TENANT, size=sa.BigInteger, sha=sa.LargeBinary, at=sa.Double, quarantined=sa.Boolean),
+    _required(
+        id=Serial,
+        tenant=TENANT,
+        size=sa.BigInteger,
+        sha=sa.LargeBinary,
+        at=sa.Double,
+        quarantined=sa.Boolean,
+    ),
     _fields(records.Original, without="body text"),
     _optional(frame=sa.BigInteger),
     [sa.Index("originals_ref", "tenant", "ref", unique=True)],
-    sqlite_autoincrement=True,  # the full-text index has everything up to an id, so no id may come twice
+    # the full-text index has everything up to an id, so no id may come twice
+    sqlite_autoincrement=True,
 )
 
 removed = _table(
@@ -196,7 +247,11 @@ vectors = _table(
     "vectors",
     "tenant ref model",
     _required(tenant=TENANT, ref=sa.Text, model=sa.Text, body=sa.LargeBinary),
-    [sa.ForeignKeyConstraint(["tenant", "ref"], ["originals.tenant", "originals.ref"], ondelete="CASCADE")],
+    [
+        sa.ForeignKeyConstraint(
+            ["tenant", "ref"], ["originals.tenant", "originals.ref"], ondelete="CASCADE"
+        )
+    ],
 )
 
 evictions = _table(
@@ -217,9 +272,12 @@ exchanges = _table(
         parent=BRANCH,
         detail=Compressed(),
     ),
-    _optional(cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double),
+    _optional(
+        cost=sa.Double, cost_saved=sa.Double, summaries=sa.BigInteger, summaries_cost=sa.Double
+    ),
     [
-        # With the tenant in it, SQLite does not take the index below for a conversation's requests in their order.
+        # With the tenant in it, SQLite does not take the index below for a conversation's requests
+        # in their order.
         sa.Index("exchanges_of_conversation", "conversation", "tenant", "at"),
         sa.Index("exchanges_of_tenant", "tenant", "at"),
         sa.Index("exchanges_at", "at"),
@@ -230,12 +288,16 @@ exchanges = _table(
 usage_days = _table(
     "usage_days",
     "tenant conversation at model policy",
-    _required(tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=Plain(), policy=sa.Text),
+    _required(
+        tenant=TENANT, conversation=CONVERSATION, at=sa.Double, model=Plain(), policy=sa.Text
+    ),
     _fields(records.UsageRow, without="tenant group"),
     [sa.Index("usage_days_at", "at")],
     sqlite_with_rowid=False,
 )
-"""The bill, which outlives conversations: when one is deleted, its rows go on under ``NO_CONVERSATION``."""
+"""The bill, which outlives conversations: when one is deleted, its rows go on under
+``NO_CONVERSATION``.
+"""
 
 inspected = _table(
     "inspected",
@@ -247,16 +309,26 @@ inspected = _table(
 inspected_parts = _table(
     "inspected_parts",
     "tenant conversation number",
-    _required(tenant=TENANT, conversation=CONVERSATION, number=sa.Integer, refs=sa.Text, body=sa.LargeBinary),
+    _required(
+        tenant=TENANT,
+        conversation=CONVERSATION,
+        number=sa.Integer,
+        refs=sa.Text,
+        body=sa.LargeBinary,
+    ),
     within=conversations,
 )
 
-relayed = _table("relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")])
+relayed = _table(
+    "relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")]
+)
 
 answers = _table(
     "answers",
     "tenant id",
-    _required(tenant=TENANT, id=Plain(), conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary),
+    _required(
+        tenant=TENANT, id=Plain(), conversation=CONVERSATION, at=sa.Double, body=sa.LargeBinary
+    ),
     _required(tokens=sa.BigInteger, reasoned=sa.BigInteger, length=sa.Integer),
     _optional(parent=Plain()),
     [sa.Index("answers_of_conversation", "tenant", "conversation"), sa.Index("answers_at", "at")],
@@ -267,7 +339,9 @@ answer_items = _table(
     "tenant item",
     _required(tenant=TENANT, item=Plain(), answer=Plain()),
     [
-        sa.ForeignKeyConstraint(["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["tenant", "answer"], ["answers.tenant", "answers.id"], ondelete="CASCADE"
+        ),
         sa.Index("answer_items_of_answer", "tenant", "answer"),
     ],
 )
@@ -315,21 +389,29 @@ keys = _table(
 )
 
 key_use = _table(
-    "key_use", "key", _required(key=sa.Text, begun=sa.Text, open=sa.Text, refused=sa.Integer, since=sa.BigInteger)
+    "key_use",
+    "key",
+    _required(key=sa.Text, begun=sa.Text, open=sa.Text, refused=sa.Integer, since=sa.BigInteger),
 )
 
 limits = _table("limits", "scope kind", _fields(records.LimitRow, scope=Plain()))
 
-calibrations = _table("calibrations", "scope", _fields(records.CalibrationRow, scope=Plain(), recent=Listed()))
+calibrations = _table(
+    "calibrations", "scope", _fields(records.CalibrationRow, scope=Plain(), recent=Listed())
+)
 
 # Which messages have a word, and no more: its place would take four times the room.
-FULL_TEXT = "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
+FULL_TEXT = (
+    "CREATE VIRTUAL TABLE originals_fts USING fts5(text, content='', detail=none, tokenize='ascii')"
+)
 _WORDS = (
     "ALTER TABLE originals ADD COLUMN words tsvector",
     "CREATE INDEX originals_fts ON originals USING gin (words)",
 )
 
-OF_CONVERSATION = sa.and_(branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id)
+OF_CONVERSATION = sa.and_(
+    branches.c.tenant == conversations.c.tenant, branches.c.conversation == conversations.c.id
+)
 
 
 def make(connection: sa.Connection) -> None:
@@ -340,10 +422,15 @@ def make(connection: sa.Connection) -> None:
 
 
 def ensure(connection: sa.Connection) -> None:
-    """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot use."""
-    if known(connection) is None:  # as all revisions would; alembic itself, of 130 modules, is for those to come
+    """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot
+    use.
+    """
+    # as all revisions would; alembic itself, of 130 modules, is for those to come
+    if known(connection) is None:
         make(connection)
-        connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+        connection.execute(
+            sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+        )
         connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
@@ -353,7 +440,9 @@ def check(connection: sa.Connection) -> None:
 
 
 def known(connection: sa.Connection) -> str | None:
-    """The database's revision, None where there are no tables yet. Raises what :func:`ensure` does."""
+    """The database's revision, None where there are no tables yet. Raises what
+    :func:`ensure` does.
+    """
     names = sa.inspect(connection).get_table_names()
     if "alembic_version" not in names:
         if names and connection.dialect.name == "sqlite":
@@ -364,11 +453,13 @@ def known(connection: sa.Connection) -> str | None:
         return found
     if UNRELEASED.fullmatch(found):
         raise StoreError(
-            f"the database has schema {found}, of a Weir before the first release, which this one cannot read; nothing "
-            "in it was changed. Name another file or database (--store, store.url), or go on with the Weir that wrote "
-            "it",
+            f"the database has schema {found}, of a Weir before the first release, which this one"
+            " cannot read; nothing in it was changed. Name another file or database (--store,"
+            " store.url), or go on with the Weir that wrote it",
             reason="schema",
         )
     raise SchemaTooNew(
-        f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update Weir", reason="schema"
+        f"the database has schema {found}, which this Weir (schema {HEAD}) does not know: update"
+        " Weir",
+        reason="schema",
     )

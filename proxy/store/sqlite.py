@@ -1,12 +1,13 @@
 """SQLite: one file, written by one connection at a time, read by others.
 
-SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoints while another one writes
-(sqlite.org/wal.html, "The WAL-reset bug"), and most systems ship such a version. A process has one writing connection,
-and checkpoints happen in its commits. Between processes (a second server, ``weir keys create``) ``FILE.lock`` is locked
-for each write. Readers open ``mode=ro`` and do neither.
+SQLite 3.7.0 to 3.51.2 can corrupt a WAL database when one connection checkpoints while another one
+writes (sqlite.org/wal.html, "The WAL-reset bug"), and most systems ship such a version. A process
+has one writing connection, and checkpoints happen in its commits. Between processes (a second
+server, ``weir keys create``) ``FILE.lock`` is locked for each write. Readers open ``mode=ro`` and
+do neither.
 
-Every writing transaction begins IMMEDIATE: a deferred one that turns into a writer fails at once, whatever the busy
-timeout (SQLITE_BUSY_SNAPSHOT).
+Every writing transaction begins IMMEDIATE: a deferred one that turns into a writer fails at once,
+whatever the busy timeout (SQLITE_BUSY_SNAPSHOT).
 """
 
 import asyncio
@@ -24,7 +25,10 @@ from typing import Any, TypeVar
 
 import aiosqlite
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, SQLiteDialect_aiosqlite
+from sqlalchemy.dialects.sqlite.aiosqlite import (
+    AsyncAdapt_aiosqlite_connection,
+    SQLiteDialect_aiosqlite,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 from sqlalchemy.util import await_only
@@ -47,19 +51,22 @@ PRAGMAS = (
 )
 GONE = "the database file was deleted, moved or replaced while it was open: start Weir anew"
 NOWHERE = (-1, -1)
-logging.getLogger("aiosqlite").setLevel(logging.INFO)  # at DEBUG it writes every statement with what is in it
+# at DEBUG it writes every statement with what is in it
+logging.getLogger("aiosqlite").setLevel(logging.INFO)
 
 
 class SqliteDatabase(Database):
     """A SQLite file, or a database in memory that lives as long as this object.
 
-    A file that is deleted, moved or replaced while it is open is noticed at the next write or ping, which then fail:
-    what SQLite would write goes to a file that has no name any more.
+    A file that is deleted, moved or replaced while it is open is noticed at the next write or ping,
+    which then fail: what SQLite would write goes to a file that has no name any more.
     """
 
     journal = "memory"
 
-    def __init__(self, reader: AsyncEngine, writer: AsyncEngine | None, *, path: Path | None, patience: float) -> None:
+    def __init__(
+        self, reader: AsyncEngine, writer: AsyncEngine | None, *, path: Path | None, patience: float
+    ) -> None:
         super().__init__(reader, writer)
         self._path = path
         self._patience = patience
@@ -104,7 +111,9 @@ class SqliteDatabase(Database):
         return await self._run(self._writer, _truncate)
 
     async def backup(self, path: Path) -> None:
-        """Write a copy of one moment to a new file that only its owner can read; it is there whole or not at all."""
+        """Write a copy of one moment to a new file that only its owner can read; it is there whole
+        or not at all.
+        """
         try:
             await asyncio.to_thread(_back_up, f"{(self._path or Path()).as_uri()}?mode=ro", path)
         except sqlite3.Error as error:
@@ -118,7 +127,9 @@ class SqliteDatabase(Database):
 
     async def _perform(self, connection: AsyncConnection, work: Work[T]) -> T:
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        whole: Coroutine[Any, Any, T] = driver._execute(self._whole, connection.sync_connection, work)  # noqa: SLF001
+        whole: Coroutine[Any, Any, T] = driver._execute(  # noqa: SLF001
+            self._whole, connection.sync_connection, work
+        )
         return await whole
 
     def _whole(self, connection: sa.Connection, work: Work[T]) -> T:
@@ -132,7 +143,9 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the right to write the file, after waiting for other processes for ``patience`` seconds at most."""
+        """Hold the right to write the file, after waiting for other processes for ``patience``
+        seconds at most.
+        """
         if self._path is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(GONE, reason="gone")
         deadline = monotonic() + self._patience
@@ -161,10 +174,11 @@ def _truncate(connection: sa.Connection) -> bool:
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):
-    """A connection that is used in the thread which aiosqlite has for it, a whole transaction at a time.
+    """A connection that is used in the thread which aiosqlite has for it, a whole transaction at a
+    time.
 
-    SQLAlchemy's own crosses to the thread and back for each cursor, statement, fetch and close: storing a request took
-    4.7 ms of CPU so.
+    SQLAlchemy's own crosses to the thread and back for each cursor, statement, fetch and close:
+    storing a request took 4.7 ms of CPU so.
     """
 
     def cursor(self, server_side: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002 - signature
@@ -181,7 +195,9 @@ class _Connection(AsyncAdapt_aiosqlite_connection):
         return self._connection._conn  # noqa: SLF001
 
 
-def _engine(uri: str, *, patience: float, pragmas: tuple[str, ...] = (), size: int = 1) -> AsyncEngine:
+def _engine(
+    uri: str, *, patience: float, pragmas: tuple[str, ...] = (), size: int = 1
+) -> AsyncEngine:
     dialect: Any = SQLiteDialect_aiosqlite
 
     def connect() -> _Connection:
@@ -202,8 +218,11 @@ def _engine(uri: str, *, patience: float, pragmas: tuple[str, ...] = (), size: i
 
 def _connect(uri: str, patience: float, pragmas: tuple[str, ...]) -> sqlite3.Connection:
     # isolation_level: the driver begins no transaction by itself
-    connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
-    connection.create_function("floor", 1, math.floor, deterministic=True)  # not every SQLite has one
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+    )
+    # not every SQLite has one
+    connection.create_function("floor", 1, math.floor, deterministic=True)
     try:
         is_new = pragmas and connection.execute("PRAGMA page_count").fetchone() == (0,)
         for each in (OF_A_NEW_FILE, *pragmas) if is_new else pragmas:
@@ -230,7 +249,9 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreUnavailable(f"{path} cannot be written ({error.strerror})", reason="read_only") from None
+        raise StoreUnavailable(
+            f"{path} cannot be written ({error.strerror})", reason="read_only"
+        ) from None
 
 
 def _inode(path: Path) -> tuple[int, int]:
@@ -250,16 +271,25 @@ def _back_up(source: str, path: Path) -> None:
     try:
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise StoreUnavailable(f"{unfinished} cannot be made ({error.strerror})", reason="backup") from None
+        raise StoreUnavailable(
+            f"{unfinished} cannot be made ({error.strerror})", reason="backup"
+        ) from None
     try:
-        with closing(sqlite3.connect(source, uri=True)) as original, closing(sqlite3.connect(unfinished)) as copy:
+        with (
+            closing(sqlite3.connect(source, uri=True)) as original,
+            closing(sqlite3.connect(unfinished)) as copy,
+        ):
             original.backup(copy)
             (said,) = copy.execute("PRAGMA quick_check").fetchone()
         if said != "ok":
-            raise CorruptStore(f"the copy is not whole, so the database is damaged: {said}", reason="damaged")
+            raise CorruptStore(
+                f"the copy is not whole, so the database is damaged: {said}", reason="damaged"
+            )
         os.link(unfinished, path)  # unlike a rename it replaces nothing
     except OSError as error:
-        raise StoreUnavailable(f"{path} cannot be made ({error.strerror})", reason="backup") from None
+        raise StoreUnavailable(
+            f"{path} cannot be made ({error.strerror})", reason="backup"
+        ) from None
     finally:
         for each in (unfinished, path.with_name(f"{unfinished.name}-journal")):
             each.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The front door of the store: each method is one transaction, or one consistent read.
 
-A task that is cancelled inside leaves no lock and never half of a transaction (it may leave a whole one). Errors are
-the :class:`StoreError` tree.
+A task that is cancelled inside leaves no lock and never half of a transaction (it may leave a whole
+one). Errors are the :class:`StoreError` tree.
 """
 
 import asyncio
@@ -17,7 +17,16 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import sqlalchemy as sa
 
 from proxy.store import answers as answers_
-from proxy.store import archive, branches, configuration, exchanges, inspections, key_use, ledger, maintenance
+from proxy.store import (
+    archive,
+    branches,
+    configuration,
+    exchanges,
+    inspections,
+    key_use,
+    ledger,
+    maintenance,
+)
 from proxy.store import audit as audit_
 from proxy.store import checkpoints as checkpoints_
 from proxy.store import conversations as conversations_
@@ -25,7 +34,15 @@ from proxy.store import notes as notes_
 from proxy.store import removed as removed_
 from proxy.store import usage as usage_
 from proxy.store.engine import Database
-from proxy.store.records import Arrival, ConversationRow, ExchangeRow, Original, Row, StoreError, StoreUnavailable
+from proxy.store.records import (
+    Arrival,
+    ConversationRow,
+    ExchangeRow,
+    Original,
+    Row,
+    StoreError,
+    StoreUnavailable,
+)
 from proxy.store.schema import HEAD, usage_days
 from proxy.store.sqlite import SqliteDatabase
 from proxy.store.transaction import Content, Transaction
@@ -67,7 +84,9 @@ def _method(work: Work[P, T], operation: str, *, writes: bool) -> Method[P, T]:
 
 
 class Store:
-    """The store. ``took`` is called with each operation that requests wait for, and the seconds that it took."""
+    """The store. ``took`` is called with each operation that requests wait for, and the seconds
+    that it took.
+    """
 
     schema = HEAD
     took: Callable[[str, float], None] = staticmethod(lambda _name, _seconds: None)
@@ -102,13 +121,16 @@ class Store:
         """The store at an SQLAlchemy ``url``, its schema brought up to date.
 
         Args:
-            url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory), ``postgresql://…``.
-            content: with ``digest`` nothing that a message, a summary or a note says reaches the disk: of originals
-                SHA-256 and size are kept, of edits and cuts all but their texts. What replays them lives in memory,
-                so that after a restart a conversation is managed anew.
+            url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory),
+            ``postgresql://…``.
+            content: with ``digest`` nothing that a message, a summary or a note says reaches the
+            disk: of originals
+                SHA-256 and size are kept, of edits and cuts all but their texts. What replays them
+                lives in memory, so that after a restart a conversation is managed anew.
             read_only: Nothing is migrated or written.
             busy_timeout: Seconds to wait for others before :class:`StoreUnavailable`.
-            statement_timeout: Seconds that a database server may take for a statement, ``busy_timeout`` by default.
+            statement_timeout: Seconds that a database server may take for a statement,
+            ``busy_timeout`` by default.
             connections: The most connections to a database server.
         """
         if url.partition("://")[0] in POSTGRES_SCHEMES:
@@ -122,7 +144,9 @@ class Store:
                 connections=connections,
             )
         else:
-            database = await SqliteDatabase.open(file_of(url), read_only=read_only, patience=busy_timeout)
+            database = await SqliteDatabase.open(
+                file_of(url), read_only=read_only, patience=busy_timeout
+            )
         return cls(database, content=content)
 
     async def ping(self) -> None:
@@ -227,11 +251,15 @@ class Store:
     async def secret(self) -> bytes:
         if self._secret is None:
             found = await self._read(configuration.stored_secret)
-            self._secret = found if found is not None else await self._write(configuration.make_secret)
+            self._secret = (
+                found if found is not None else await self._write(configuration.make_secret)
+            )
         return self._secret
 
     async def arrive(self, arrival: Arrival) -> str:
-        """The id of its conversation, once it is stored; those that come while others are stored go together."""
+        """The id of its conversation, once it is stored; those that come while others are stored go
+        together.
+        """
         mine = self._arrivals
         mine.rows.append(arrival)
         with self.timed("arrive"):
@@ -251,12 +279,14 @@ class Store:
                 return mine.homes[arrival.id]
 
     async def record(self, rows: Sequence[Row]) -> Sequence[ExchangeRow]:
-        """Store a batch of exchanges, their chain ends, and what conversations and branches count, in one go.
+        """Store a batch of exchanges, their chain ends, and what conversations and branches count,
+        in one go.
 
-        Those that are new come back; in a shared store their health is that which all servers together have seen.
+        Those that are new come back; in a shared store their health is that which all servers
+        together have seen.
 
-        Conversations and branches that are missing are made; what was only relayed belongs to none. An empty
-        ``chain_end`` leaves no trace to be found by.
+        Conversations and branches that are missing are made; what was only relayed belongs to none.
+        An empty ``chain_end`` leaves no trace to be found by.
         """
         if not rows:
             return ()
@@ -276,23 +306,32 @@ class Store:
         with self.timed("search"):
             if self._database.writable and await self._read(archive.waits_for_index):
                 await self._index()
-            return await self._read(lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation))
+            return await self._read(
+                lambda tx: archive.search(tx, tenant, text, limit=limit, conversation=conversation)
+            )
 
     async def delete(self, conversation: ConversationRow, at: float | None = None) -> bool:
         found = await self._write(lambda tx: maintenance.delete(tx, conversation, at))
-        with suppress(StoreUnavailable):  # it is deleted; the next checkpoint takes it out of the log
+        # it is deleted; the next checkpoint takes it out of the log
+        with suppress(StoreUnavailable):
             await self._database.checkpoint()
         return found
 
     async def prune(self, before: float, at: float | None = None) -> int:
-        """Delete conversations last used, and exchanges and summaries made, before ``before``; how many rows.
+        """Delete conversations last used, and exchanges and summaries made, before ``before``; how
+        many rows.
 
-        Rows of the audit from before it go too, but not the last one of a chain, and are not counted. It works in small
-        transactions, so that requests in between hardly wait.
+        Rows of the audit from before it go too, but not the last one of a chain, and are not
+        counted. It works in small transactions, so that requests in between hardly wait.
         """
         total = 0
-        conversations_of = partial(maintenance.prune_conversations, at=time.time() if at is None else at)
-        for step in (conversations_of, *(partial(maintenance.prune, key=key) for key in maintenance.PRUNED)):
+        conversations_of = partial(
+            maintenance.prune_conversations, at=time.time() if at is None else at
+        )
+        for step in (
+            conversations_of,
+            *(partial(maintenance.prune, key=key) for key in maintenance.PRUNED),
+        ):
             while gone := await self._write(partial(step, before=before)):
                 total += gone
         while await self._write(partial(audit_.drop, before=before)):
@@ -307,10 +346,11 @@ class Store:
             pass
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
-        """Delete conversations last used before ``before`` if the database takes more than ``most`` bytes; how many.
+        """Delete conversations last used before ``before`` if the database takes more than ``most``
+        bytes; how many.
 
-        Closed ones go first, then those that were used longest ago, a few at a time as in :meth:`prune`, until it
-        takes a tenth less: making room costs as much for one as for many.
+        Closed ones go first, then those that were used longest ago, a few at a time as in
+        :meth:`prune`, until it takes a tenth less: making room costs as much for one as for many.
         """
         total = 0
         used = await self._read(maintenance.size)
@@ -333,18 +373,24 @@ class Store:
         return total
 
     async def _read(self, work: Callable[[Transaction], T]) -> T:
-        found = await self._database.read(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
+        found = await self._database.read(
+            lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage))
+        )
         if self._unmarked and self._database.writable:
             fresh = self._unmarked
             self._unmarked = set()
             with suppress(StoreError):  # what was read is absent either way; the next read marks it
                 await self._write(
-                    lambda tx: tx.many(archive.QUARANTINE, [{"of_tenant": t, "of_ref": ref} for t, ref in fresh])
+                    lambda tx: tx.many(
+                        archive.QUARANTINE, [{"of_tenant": t, "of_ref": ref} for t, ref in fresh]
+                    )
                 )
         return found
 
     async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await self._database.write(lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage)))
+        return await self._database.write(
+            lambda c: work(Transaction(c, full=self.keeps_content, damage=self._damage))
+        )
 
     def _damage(self, kind: str, tenant: str, key: str) -> None:
         self._damaged.add((kind, tenant, key))
@@ -359,7 +405,9 @@ class Store:
             pass
 
     async def _index(self, steps: int | None = None) -> None:
-        """Index the words that wait, of a database that was made anew from an older one for a long time."""
+        """Index the words that wait, of a database that was made anew from an older one for a long
+        time.
+        """
         for _ in count() if steps is None else range(steps):
             if not await self._write(archive.index_some):
                 break
@@ -373,8 +421,8 @@ def file_of(url: str) -> str | None:
         raise StoreError("the store's URL cannot be read", reason="url") from None
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(
-            f"the store cannot be a {parsed.drivername} database: its URL begins with sqlite+aiosqlite:// or "
-            "postgresql://",
+            f"the store cannot be a {parsed.drivername} database: its URL begins with"
+            " sqlite+aiosqlite:// or postgresql://",
             reason="url",
         )
     return parsed.database

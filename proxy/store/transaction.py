@@ -1,6 +1,7 @@
 """A transaction as the functions of the store see it, and what lies between a record and its row.
 
-A function of the store takes a :class:`Transaction` first, so that they call each other within one. It is synchronous.
+A function of the store takes a :class:`Transaction` first, so that they call each other within one.
+It is synchronous.
 """
 
 import asyncio
@@ -33,18 +34,26 @@ def keep_first(table: sa.TableClause) -> Insert:
 
 
 def overwriting(
-    table: sa.Table, changes: Callable[[Any, Any], dict[str, Any]], taken: sa.Select[Any] | None = None
+    table: sa.Table,
+    changes: Callable[[Any, Any], dict[str, Any]],
+    taken: sa.Select[Any] | None = None,
 ) -> Insert:
-    """An INSERT, of rows or what a query has ``taken``, that changes a row which is there already."""
+    """An INSERT, of rows or what a query has ``taken``, that changes a row which is there
+    already.
+    """
     statement = insert(table)
     if taken is not None:
         statement = statement.from_select(list(table.c.keys()), taken)
     values = changes(statement.excluded, table.c)
-    return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns), set_=values
+    )
 
 
 def keep_last(table: sa.Table, *names: str) -> Insert:
-    """An INSERT that overwrites some columns of a row which is there already, without any named all but its key."""
+    """An INSERT that overwrites some columns of a row which is there already, without any named all
+    but its key.
+    """
     names = names or tuple(column.key for column in table.c if not column.primary_key)
     return overwriting(table, lambda new, _: {name: new[name] for name in names})
 
@@ -54,12 +63,16 @@ def larger(one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.Colum
 
 
 def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
-    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE would be set else."""
+    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE
+    would be set else.
+    """
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
 def owned(table: sa.FromClause, tenant: str | None, **values: object) -> sa.ColumnElement[bool]:
-    """That rows are a tenant's, or with None anybody's, and have these values: of a list or a query, one of them."""
+    """That rows are a tenant's, or with None anybody's, and have these values: of a list or a
+    query, one of them.
+    """
     whose = sa.true() if tenant is None else table.c.tenant == tenant
     return sa.and_(whose, *(_is(table.c[name], value) for name, value in values.items()))
 
@@ -87,14 +100,22 @@ def stored(table: sa.Table, record: Any, **more: object) -> dict[str, Any]:
     return dict(zip(names, attrgetter(*names)(record), strict=True)) | more
 
 
-def recorded(kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object) -> R:
+def recorded(
+    kind: Callable[..., R], table: sa.Table, row: sa.Row[*tuple[Any, ...]], **more: object
+) -> R:
     found = row._mapping  # noqa: SLF001 - SQLAlchemy's public name
-    return kind(**{key: found[table.c[key].name] for key in _shared(table, kind) if key not in more}, **more)
+    return kind(
+        **{key: found[table.c[key].name] for key in _shared(table, kind) if key not in more}, **more
+    )
 
 
 @lru_cache(maxsize=64)
 def _shared(table: sa.Table, kind: Any) -> tuple[str, ...]:
-    names = getattr(kind, "_fields", None) or getattr(kind, "__struct_fields__", None) or [f.name for f in fields(kind)]
+    names = (
+        getattr(kind, "_fields", None)
+        or getattr(kind, "__struct_fields__", None)
+        or [f.name for f in fields(kind)]
+    )
     return tuple(key for key in table.c.keys() if key in names)  # noqa: SIM118 - iterating gives the columns
 
 
@@ -119,8 +140,12 @@ class Transaction:
         if rows:
             self.execute(statement, rows)
 
-    def ask(self, statement: sa.Executable, tenant: str, ids: Iterable[str]) -> list[sa.Row[*tuple[Any, ...]]]:
-        """The rows of a statement about some ids of a tenant's, whose condition has :func:`among`."""
+    def ask(
+        self, statement: sa.Executable, tenant: str, ids: Iterable[str]
+    ) -> list[sa.Row[*tuple[Any, ...]]]:
+        """The rows of a statement about some ids of a tenant's, whose condition has
+        :func:`among`.
+        """
         found: list[sa.Row[*tuple[Any, ...]]] = []
         for some in chunks(ids):
             result = self.execute(statement, {"of_tenant": tenant, "ids": some})
@@ -130,15 +155,27 @@ class Transaction:
     def ask_each(
         self, statement: sa.Executable, keys: Iterable[tuple[str, str]]
     ) -> list[tuple[str, sa.Row[*tuple[Any, ...]]]]:
-        """The same about ids of several tenants: each row with its tenant, tenants and ids in their order."""
+        """The same about ids of several tenants: each row with its tenant, tenants and ids in their
+        order.
+        """
         ids: dict[str, list[str]] = {}
         for tenant, its in sorted(set(keys)):
             ids.setdefault(tenant, []).append(its)
-        return [(tenant, row) for tenant, some in ids.items() for row in self.ask(statement, tenant, some)]
+        return [
+            (tenant, row)
+            for tenant, some in ids.items()
+            for row in self.ask(statement, tenant, some)
+        ]
 
     def aside(self, work: Callable[[], T], *, size: int = ASIDE) -> T:
-        """The result of ``work``, which needs no database, about so many bytes of it not on the event loop."""
-        return await_only(asyncio.to_thread(work)) if size >= ASIDE and self.dialect != "sqlite" else work()
+        """The result of ``work``, which needs no database, about so many bytes of it not on the
+        event loop.
+        """
+        return (
+            await_only(asyncio.to_thread(work))
+            if size >= ASIDE and self.dialect != "sqlite"
+            else work()
+        )
 
     def is_new(self, statement: Insert, row: Mapping[str, object]) -> bool:
         return self.execute(statement, row).rowcount == 1
@@ -151,7 +188,11 @@ def chunks(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def ordered(
-    query: Rows, order: Sequence[tuple[sa.ColumnElement[Any], bool]], *, after: Place | None, limit: int
+    query: Rows,
+    order: Sequence[tuple[sa.ColumnElement[Any], bool]],
+    *,
+    after: Place | None,
+    limit: int,
 ) -> Rows:
     if after is not None:
         query = query.where(_behind(order, after))
@@ -159,7 +200,9 @@ def ordered(
     return query.order_by(*by).limit(limit)
 
 
-def _behind(order: Sequence[tuple[sa.ColumnElement[Any], bool]], after: Place) -> sa.ColumnElement[bool]:
+def _behind(
+    order: Sequence[tuple[sa.ColumnElement[Any], bool]], after: Place
+) -> sa.ColumnElement[bool]:
     choices: list[sa.ColumnElement[bool]] = []
     for at, ((column, is_descending), value) in enumerate(zip(order, after, strict=True)):
         equal = [other == known for (other, _), known in zip(order[:at], after, strict=False)]

@@ -16,12 +16,23 @@ from proxy.store import conversations as conversations_
 from proxy.store.audit import REFUSED
 from proxy.store.packing import CONVERSATION
 from proxy.store.records import DAY, ConversationRow, UsageRow
-from proxy.store.schema import NO_CONVERSATION, alerts, conversations, exchanges, relayed, usage_days
+from proxy.store.schema import (
+    NO_CONVERSATION,
+    alerts,
+    conversations,
+    exchanges,
+    relayed,
+    usage_days,
+)
 from proxy.store.transaction import Transaction, among, larger, of, overwriting, owned, same, total
 
 By = Literal["model", "policy", "day", "conversation"]
-ADDED = tuple(each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"})
-HOME = sa.and_(same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation)
+ADDED = tuple(
+    each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"}
+)
+HOME = sa.and_(
+    same(conversations, exchanges, "tenant"), conversations.c.id == exchanges.c.conversation
+)
 NEWEST = 5_000
 
 
@@ -30,11 +41,15 @@ def day_of(at: float) -> float:
     return DAY * math.floor(at / DAY)
 
 
-def usage(tx: Transaction, tenant: str | None, *, since: float, by: By | None = None) -> list[UsageRow]:
-    """What requests took from the day (UTC) of ``since`` on, of a tenant or with None of each; the most tokens first.
+def usage(
+    tx: Transaction, tenant: str | None, *, since: float, by: By | None = None
+) -> list[UsageRow]:
+    """What requests took from the day (UTC) of ``since`` on, of a tenant or with None of each; the
+    most tokens first.
 
-    A conversation that was deleted is counted as before, without a name. Tokens are those of requests that were
-    answered with a status below 400; of what was only relayed those that were reported.
+    A conversation that was deleted is counted as before, without a name. Tokens are those of
+    requests that were answered with a status below 400; of what was only relayed those that were
+    reported.
     """
     d = usage_days.c
     part = d.at if by == "day" else sa.null() if by is None else d[by]
@@ -60,8 +75,13 @@ def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
 
 
 def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
-    """Fields of a record as the database gives them: converting ten thousand rows here takes longer than the query."""
-    kinds = {each.name: sa.Double if each.type is float else sa.BigInteger for each in msgspec.structs.fields(record)}
+    """Fields of a record as the database gives them: converting ten thousand rows here takes longer
+    than the query.
+    """
+    kinds = {
+        each.name: sa.Double if each.type is float else sa.BigInteger
+        for each in msgspec.structs.fields(record)
+    }
     return [sa.cast(given[name], kind).label(name) for name, kind in kinds.items() if name in given]
 
 
@@ -72,7 +92,11 @@ def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
     is_managed = table is exchanges
     answered = sa.and_(table.c.status >= 200, table.c.status < 400)
     before = exchanges.c.tokens_before if is_managed else relayed.c.usage_prompt
-    forwarded = sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after) if is_managed else before
+    forwarded = (
+        sa.case((exchanges.c.observed, before), else_=exchanges.c.tokens_after)
+        if is_managed
+        else before
+    )
     nothing = sa.literal(0)
     return {
         "failed": total(sa.case((answered, 0), else_=1)),
@@ -87,7 +111,9 @@ def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
         "summarizer_cost": total(exchanges.c.summaries_cost) if is_managed else nothing,
         "requests": sa.func.count(),
         "priced": sa.func.count(table.c.cost),
-        "estimated": total(sa.case((exchanges.c.usage_estimated, 1), else_=0)) if is_managed else nothing,
+        "estimated": total(sa.case((exchanges.c.usage_estimated, 1), else_=0))
+        if is_managed
+        else nothing,
         "first": sa.func.min(table.c.at),
         "last": sa.func.max(table.c.at),
     }
@@ -103,7 +129,9 @@ def taken_in_days(table: sa.Table) -> sa.Select[Any]:
     day = DAY * _step_of(x.at, DAY)
     home = x.conversation if table is exchanges else sa.literal(NO_CONVERSATION, CONVERSATION)
     sums = _numbers(UsageRow, _sums(table))
-    query = sa.select(x.tenant, home.label("conversation"), day.label("at"), x.model, x.policy, *sums)
+    query = sa.select(
+        x.tenant, home.label("conversation"), day.label("at"), x.model, x.policy, *sums
+    )
     return query.where(among(x.id)).group_by(x.tenant, home, day, x.model, x.policy)
 
 
@@ -112,7 +140,9 @@ def _without_conversation() -> sa.Select[Any]:
     sums = _numbers(UsageRow, _sums(usage_days))
     home = sa.literal(NO_CONVERSATION, CONVERSATION).label("conversation")
     query = sa.select(d.tenant, home, d.at, d.model, d.policy, *sums)
-    return query.where(of(usage_days, "tenant", "conversation")).group_by(d.tenant, d.at, d.model, d.policy)
+    return query.where(of(usage_days, "tenant", "conversation")).group_by(
+        d.tenant, d.at, d.model, d.policy
+    )
 
 
 def adding(taken: sa.Select[Any]) -> Insert:
@@ -152,19 +182,37 @@ def beside(tx: Transaction, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, 
     took = _sums(exchanges)
     ids = [conversation for _, conversation in keys]
     newest = sa.func.max(x.at).label("newest")
-    sums = (took["tokens_before"], took["tokens_after"], sa.func.sum(x.cost), sa.func.sum(x.cost_saved))
-    query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
-    summed = {(row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))}
-    last = sa.select(x.tenant, x.conversation, x.policy).where(
-        sa.tuple_(x.conversation, x.tenant, x.at).in_([(key[1], key[0], row[6]) for key, row in summed.items()])
+    sums = (
+        took["tokens_before"],
+        took["tokens_after"],
+        sa.func.sum(x.cost),
+        sa.func.sum(x.cost_saved),
     )
-    policies = {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
-    open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(a.closed.is_(None), a.conversation.in_(ids))
-    counts = {(row[0], row[1]): int(row[2]) for row in tx.execute(open_.group_by(a.tenant, a.conversation))}
+    query = sa.select(x.tenant, x.conversation, *sums, newest).where(x.conversation.in_(ids))
+    summed = {
+        (row[0], row[1]): tuple(row) for row in tx.execute(query.group_by(x.tenant, x.conversation))
+    }
+    last = sa.select(x.tenant, x.conversation, x.policy).where(
+        sa.tuple_(x.conversation, x.tenant, x.at).in_(
+            [(key[1], key[0], row[6]) for key, row in summed.items()]
+        )
+    )
+    policies = (
+        {(row.tenant, row.conversation): row.policy for row in tx.execute(last)} if summed else {}
+    )
+    open_ = sa.select(a.tenant, a.conversation, sa.func.count()).where(
+        a.closed.is_(None), a.conversation.in_(ids)
+    )
+    counts = {
+        (row[0], row[1]): int(row[2])
+        for row in tx.execute(open_.group_by(a.tenant, a.conversation))
+    }
     found: dict[tuple[str, str], Beside] = {}
     for key in keys:
         _, _, before, after, cost, saved, _ = summed.get(key, (*key, 0, 0, None, None, 0.0))
-        found[key] = Beside(int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0))
+        found[key] = Beside(
+            int(before), int(after), cost, saved, policies.get(key, ""), counts.get(key, 0)
+        )
     return found
 
 
@@ -172,7 +220,8 @@ class Figures(msgspec.Struct, frozen=True):
     """What managed requests of one step of time came to; ``at`` is when the step began.
 
     Attributes:
-        failed: answered with a status of 400 or above, or not at all; ``refused`` of them because they could not fit.
+        failed: answered with a status of 400 or above, or not at all; ``refused`` of them because
+        they could not fit.
         healed: answered although the upstream had said once that they do not fit.
         degraded: managed with less than there should be.
         batches: of edits, or summaries.
@@ -213,16 +262,22 @@ def figures(tx: Transaction, tenant: str | None, *, since: float, step: float) -
         "batches": times(sa.or_(x.evicted > 0, x.strategy != "")),
         "overhead_ms": total(x.overhead_ms),
     }
-    query = sa.select(number, *_numbers(Figures, counted)).where(x.at >= since, owned(exchanges, tenant))
+    query = sa.select(number, *_numbers(Figures, counted)).where(
+        x.at >= since, owned(exchanges, tenant)
+    )
     rows = tx.execute(query.group_by(number).order_by(number))
     return [Figures(step * at, *sums) for at, *sums in rows]
 
 
-def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) -> list[tuple[ConversationRow, float]]:
+def dearest(
+    tx: Transaction, tenant: str | None, *, since: float, limit: int
+) -> list[tuple[ConversationRow, float]]:
     x = exchanges.c
     d = usage_days.c
     morrow = DAY * (since // DAY + 1)
-    begun = sa.select(x.tenant, x.conversation, x.cost).where(x.at >= since, x.at < morrow, owned(exchanges, tenant))
+    begun = sa.select(x.tenant, x.conversation, x.cost).where(
+        x.at >= since, x.at < morrow, owned(exchanges, tenant)
+    )
     whole = sa.select(d.tenant, d.conversation, d.cost).where(
         d.at >= morrow, d.conversation != NO_CONVERSATION, owned(usage_days, tenant)
     )
@@ -231,20 +286,44 @@ def dearest(tx: Transaction, tenant: str | None, *, since: float, limit: int) ->
     query = sa.select(each.tenant, each.conversation, cost).group_by(each.tenant, each.conversation)
     query = query.having(cost > 0).order_by(cost.desc(), each.conversation).limit(limit)
     paid = {(owner, its): float(dollars) for owner, its, dollars in tx.execute(query)}
-    listed = conversations_.listing_of(tenant).where(conversations.c.id.in_([its for _, its in paid]))
-    rows = {(row.tenant, row.id): conversations_.row_of(row) for row in tx.execute(listed)} if paid else {}
+    listed = conversations_.listing_of(tenant).where(
+        conversations.c.id.in_([its for _, its in paid])
+    )
+    rows = (
+        {(row.tenant, row.id): conversations_.row_of(row) for row in tx.execute(listed)}
+        if paid
+        else {}
+    )
     return [(rows[key], dollars) for key, dollars in paid.items() if key in rows]
 
 
 def overheads(tx: Transaction, tenant: str | None, *, since: float) -> list[float]:
-    query = sa.select(exchanges.c.overhead_ms).where(exchanges.c.at >= since, owned(exchanges, tenant))
+    query = sa.select(exchanges.c.overhead_ms).where(
+        exchanges.c.at >= since, owned(exchanges, tenant)
+    )
     return sorted(tx.scalars(query.order_by(exchanges.c.at.desc()).limit(NEWEST)))
 
 
-def passed(tx: Transaction, tenant: str | None, *, limit: int, since: float) -> list[dict[str, Any]]:
+def passed(
+    tx: Transaction, tenant: str | None, *, limit: int, since: float
+) -> list[dict[str, Any]]:
     x = exchanges.c
-    about = (x.id, x.tenant, x.conversation, conversations.c.name, x.at, x.model, x.policy, x.status, x.outcome)
+    about = (
+        x.id,
+        x.tenant,
+        x.conversation,
+        conversations.c.name,
+        x.at,
+        x.model,
+        x.policy,
+        x.status,
+        x.outcome,
+    )
     figures = (x.tokens_before, x.tokens_after, x.pressure, x.zone, x.actions)
-    query = sa.select(*about, *figures).join(conversations, HOME).where(x.at >= since, owned(exchanges, tenant))
+    query = (
+        sa.select(*about, *figures)
+        .join(conversations, HOME)
+        .where(x.at >= since, owned(exchanges, tenant))
+    )
     rows = tx.execute(query.order_by(x.at.desc(), x.id.desc()).limit(limit))
     return [dict(row) for row in rows.mappings()]

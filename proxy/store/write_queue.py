@@ -1,7 +1,9 @@
-"""What is written after the answer: exchanges in batches, and changes that the store refused earlier.
+"""What is written after the answer: exchanges in batches, and changes that the store refused
+earlier.
 
-Nothing here can cost a client its request. While the store is down rows wait, bounded, and the oldest exchange rows are
-dropped first; changes (edits with the originals they removed) are kept until they are stored.
+Nothing here can cost a client its request. While the store is down rows wait, bounded, and the
+oldest exchange rows are dropped first; changes (edits with the originals they removed) are kept
+until they are stored.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from proxy.store.store import Store
 
 log = logging.getLogger("weir.settle")
 BATCH = 256
-HEAVY = 512 << 10  # bytes of new messages that one batch is about: requests that have to be stored wait for it
+# bytes of new messages that one batch is about: requests that have to be stored wait for it
+HEAVY = 512 << 10
 PAUSE = 0.15
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
@@ -30,12 +33,16 @@ MAX_HELD = 32 << 20  # bytes of new messages in them
 class WriteBehindQueue:
     """Writes rows in the background; one task, started by :meth:`start` and ended by :meth:`close`.
 
-    ``stored`` is called for each exchange that was new to the store, as it was stored; ``overtaken`` for each change
-    that waited while another process made one in its place.
+    ``stored`` is called for each exchange that was new to the store, as it was stored;
+    ``overtaken`` for each change that waited while another process made one in its place.
     """
 
     def __init__(
-        self, store: Store, *, degraded: Callable[[str], None], stored: Callable[[ExchangeRow], None] = lambda _: None
+        self,
+        store: Store,
+        *,
+        degraded: Callable[[str], None],
+        stored: Callable[[ExchangeRow], None] = lambda _: None,
     ) -> None:
         self.overtaken: Callable[[Change], None] = lambda _: None
         self._store = store
@@ -55,7 +62,9 @@ class WriteBehindQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether what a request was about should not wait here: it is given with the next one instead."""
+        """Whether what a request was about should not wait here: it is given with the next one
+        instead.
+        """
         return self._failing or len(self._rows) >= MAX_INSPECTED or self._held >= MAX_HELD
 
     def waiting(self) -> dict[tuple[str, ...], float]:
@@ -73,13 +82,20 @@ class WriteBehindQueue:
     def keep(self, change: Change) -> None:
         if len(self._changes) >= MAX_CHANGES:
             self._changes.popleft()
-            log.error("the store has been down for too long: a change of conversation was dropped from memory")
+            log.error(
+                "the store has been down for too long: a change of conversation was dropped from"
+                " memory"
+            )
         self._changes.append(change)
         self._wake.set()
 
     def original(self, tenant: str, ref: str) -> bytes | None:
-        """The original of a removed message among the changes that wait, None if it is not there."""
-        held = (each for change in self._changes if change.tenant == tenant for each in change.originals)
+        """The original of a removed message among the changes that wait, None if it is not
+        there.
+        """
+        held = (
+            each for change in self._changes if change.tenant == tenant for each in change.originals
+        )
         return next((each.body for each in held if each.ref == ref), None)
 
     async def flush(self) -> None:
@@ -91,7 +107,8 @@ class WriteBehindQueue:
         task = self._task
         self._task = None
         if task is not None:
-            async with self._writing:  # the store ends what it has begun: nothing else may be written meanwhile
+            # the store ends what it has begun: nothing else may be written meanwhile
+            async with self._writing:
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -108,7 +125,9 @@ class WriteBehindQueue:
                 self._wake.set()
 
     async def _write_all(self, most: int) -> None:
-        while (self._changes or (self._rows and most > 0)) and (written := await self._write()) is not None:
+        while (self._changes or (self._rows and most > 0)) and (
+            written := await self._write()
+        ) is not None:
             most -= written
 
     async def _write(self) -> int | None:  # how many rows; None where the store failed
@@ -152,7 +171,9 @@ class WriteBehindQueue:
                 change, edits=(), cut=None, covered=(), checkpoint=None, resumed=None, evictions=()
             )
             events = of_change(change, conversation=change.conversation, version=None)
-            kept = msgspec.structs.replace(nothing, expected=stale.current, audited=change.audited or tuple(events))
+            kept = msgspec.structs.replace(
+                nothing, expected=stale.current, audited=change.audited or tuple(events)
+            )
             if kept.originals:  # anew where another process has been first once more
                 await self._commit(kept)
 
@@ -164,7 +185,11 @@ class WriteBehindQueue:
 
 
 def _weight(row: Row) -> int:
-    return sum(map(len, row.inspection.raws)) if isinstance(row, ExchangeRow) and row.inspection is not None else 0
+    return (
+        sum(map(len, row.inspection.raws))
+        if isinstance(row, ExchangeRow) and row.inspection is not None
+        else 0
+    )
 
 
 def _bare(row: Row) -> Row:

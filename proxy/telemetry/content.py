@@ -1,8 +1,8 @@
 """Messages as attributes of spans, where the operator opted in to them.
 
-They are written as the conventions have it: a JSON array of roles with parts, bounded, without credentials. What is too
-long loses whole messages from its middle, so that it stays valid JSON; a single message that is too long loses the end
-of its texts.
+They are written as the conventions have it: a JSON array of roles with parts, bounded, without
+credentials. What is too long loses whole messages from its middle, so that it stays valid JSON; a
+single message that is too long loses the end of its texts.
 """
 
 import contextlib
@@ -21,7 +21,12 @@ MAX_SECRET_LEN: Final = 512
 NO_FINISH: Final = "error"
 """The finish reason that the conventions give an answer without one."""
 CUT: Final = "…"
-_MEDIA: Final = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "document"}
+_MEDIA: Final = {
+    "image_url": "image",
+    "input_audio": "audio",
+    "video_url": "video",
+    "file": "document",
+}
 
 Part = dict[str, Any]
 
@@ -37,7 +42,9 @@ def request_content(body: bytes) -> dict[str, Value]:
         found[names.INPUT_MESSAGES] = text
         if dropped:
             found[names.CONTENT_DROPPED] = dropped
-        if newest := next((m for m in reversed(messages) if isinstance(m, dict) and m.get("role") == "user"), None):
+        if newest := next(
+            (m for m in reversed(messages) if isinstance(m, dict) and m.get("role") == "user"), None
+        ):
             found[names.INPUT_VALUE] = _in_words(_message(newest, MAX_TEXT_LEN))
     if isinstance(tools, list) and tools:
         found[names.TOOL_DEFINITIONS] = bounded(tools, _definition)[0]
@@ -55,13 +62,16 @@ def response_content(choices: Sequence[object]) -> dict[str, Value]:
 def _in_words(message: Part) -> str:
     parts = message["parts"]
     said = [part.get("content", "") for part in parts if part["type"] == "text"]
-    return "\n".join(said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"])
+    return "\n".join(
+        said or [f"{p['name']}({p['arguments']})" for p in parts if p["type"] == "tool_call"]
+    )
 
 
 def bounded(items: Sequence[object], form: Any) -> tuple[str, int]:
     """A JSON array of at most ``MAX_BYTES`` from both ends of ``items``, and how many are missing.
 
-    The newest item is taken first, then the oldest, and so on inwards; ``form`` gives one as the conventions have it.
+    The newest item is taken first, then the oldest, and so on inwards; ``form`` gives one as the
+    conventions have it.
     """
     room = MAX_BYTES - 2
     first: list[str] = []
@@ -90,14 +100,18 @@ def _json(value: object) -> str:
 
 def _text(value: object, longest: int) -> str:
     said = value if isinstance(value, str) else _json(value)
-    clean = redact(said[: longest + MAX_SECRET_LEN].encode("utf-8", "replace").decode(), limit=len(said))
+    clean = redact(
+        said[: longest + MAX_SECRET_LEN].encode("utf-8", "replace").decode(), limit=len(said)
+    )
     return clean if len(clean) <= longest else clean[: max(0, longest - 1)] + CUT
 
 
 def _choice(choice: object, longest: int) -> Part:
     value = choice if isinstance(choice, dict) else {}
     message = value.get("message")
-    made = _message(message if isinstance(message, dict) else {"content": value.get("text")}, longest)
+    made = _message(
+        message if isinstance(message, dict) else {"content": value.get("text")}, longest
+    )
     reason = value.get("finish_reason")
     return {**made, "role": "assistant", "finish_reason": _text(reason or NO_FINISH, 64)}
 
@@ -107,12 +121,17 @@ def _message(message: object, longest: int) -> Part:
     role = _text(value.get("role") or "user", 32)
     if role == "tool":
         result = {"type": "tool_call_response", "id": _text(value.get("tool_call_id") or "", 128)}
-        return {"role": role, "parts": [{**result, "response": _text(_plain(value.get("content")), longest)}]}
+        return {
+            "role": role,
+            "parts": [{**result, "response": _text(_plain(value.get("content")), longest)}],
+        }
     return {"role": role, "parts": list(_parts(value, longest))}
 
 
 def _plain(content: object) -> object:
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+    if isinstance(content, list) and all(
+        isinstance(p, dict) and isinstance(p.get("text"), str) for p in content
+    ):
         return "\n".join(part["text"] for part in content)
     return "" if content is None else content
 
@@ -138,7 +157,11 @@ def _part(part: Mapping[str, Any], longest: int) -> Part:
     given = part.get(kind)
     address = given.get("url") if isinstance(given, dict) else None
     if isinstance(address, str) and not address.startswith("data:"):
-        return {"type": "uri", "modality": _MEDIA[kind], "uri": _text(address.partition("?")[0], longest)}
+        return {
+            "type": "uri",
+            "modality": _MEDIA[kind],
+            "uri": _text(address.partition("?")[0], longest),
+        }
     return {"type": "blob", "modality": _MEDIA[kind], "content": ""}
 
 
@@ -155,10 +178,16 @@ def _definition(tool: object, longest: int) -> Part:
     value = tool if isinstance(tool, dict) else {}
     function = value.get("function")
     own: Mapping[str, Any] = function if isinstance(function, dict) else value
-    found: Part = {"type": _text(value.get("type") or "function", 32), "name": _text(own.get("name") or "", 128)}
+    found: Part = {
+        "type": _text(value.get("type") or "function", 32),
+        "name": _text(own.get("name") or "", 128),
+    }
     if isinstance(own.get("description"), str):
         found["description"] = _text(own["description"], longest)
-    if isinstance(own.get("parameters"), dict) and len(shape := _text(own["parameters"], 16 * MAX_BYTES)) <= longest:
+    if (
+        isinstance(own.get("parameters"), dict)
+        and len(shape := _text(own["parameters"], 16 * MAX_BYTES)) <= longest
+    ):
         found["parameters"] = shape
         with contextlib.suppress(ValueError):
             found["parameters"] = json.loads(shape)

@@ -1,9 +1,9 @@
 """The operator's log: one line per request, secrets cut out, written off the event loop.
 
-A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every other text that
-is written passes through :func:`redact`, loses the secrets of the configuration, and carries the ids of the request
-it was said about. Of an exception its type and where it was raised are written, and never its words: those may
-quote a message.
+A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every
+other text that is written passes through :func:`redact`, loses the secrets of the configuration,
+and carries the ids of the request it was said about. Of an exception its type and where it was
+raised are written, and never its words: those may quote a message.
 """
 
 import copy
@@ -48,9 +48,9 @@ _IDS: Final = ("request", "conversation", "trace")
 class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one request is logged with: tokens, identifiers and outcome, never content.
 
-    ``usable`` is W - R - H in tokens, of which both numbers of tokens are shown as percent; the zone is of what was
-    forwarded. ``scanned`` and ``prunable`` are the tokens that a prune looked at and could take, ``removed`` the
-    messages it took. Fields that are None are left out.
+    ``usable`` is W - R - H in tokens, of which both numbers of tokens are shown as percent; the
+    zone is of what was forwarded. ``scanned`` and ``prunable`` are the tokens that a prune looked
+    at and could take, ``removed`` the messages it took. Fields that are None are left out.
     """
 
     NAME: ClassVar[str] = "ctx"
@@ -96,12 +96,19 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"scan={self.scanned}/{self.prunable or 0}")
         if self.removed is not None:
             parts.append(f"removed={self.removed}")
-        parts += [f"{name}={_word(value)}" for name in _TAIL if (value := getattr(self, name)) is not None]
+        parts += [
+            f"{name}={_word(value)}" for name in _TAIL if (value := getattr(self, name)) is not None
+        ]
         return " ".join(parts)
 
     def record(self) -> dict[str, object]:
-        known = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        shares = {"received_pct": self._share(self.tokens_before), "forwarded_pct": self._share(self.tokens_after)}
+        known = {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
+        }
+        shares = {
+            "received_pct": self._share(self.tokens_before),
+            "forwarded_pct": self._share(self.tokens_after),
+        }
         return known | shares
 
 
@@ -121,13 +128,24 @@ class AlertLine(msgspec.Struct, frozen=True, kw_only=True):
     said: str
 
     def __str__(self) -> str:
-        return " ".join(("alert", *(f"{name}={_word(getattr(self, name))}" for name in self.__struct_fields__)))
+        return " ".join(
+            ("alert", *(f"{name}={_word(getattr(self, name))}" for name in self.__struct_fields__))
+        )
 
     def record(self) -> dict[str, object]:
         return msgspec.structs.asdict(self)
 
 
-_SHOWN_FIRST: Final = {"tokens_before", "tokens_after", "usable", "zone", "overflow", "scanned", "prunable", "removed"}
+_SHOWN_FIRST: Final = {
+    "tokens_before",
+    "tokens_after",
+    "usable",
+    "zone",
+    "overflow",
+    "scanned",
+    "prunable",
+    "removed",
+}
 _TAIL: Final = tuple(name for name in ExchangeLine.__struct_fields__ if name not in _SHOWN_FIRST)
 
 
@@ -139,16 +157,23 @@ def log_exchange(logger: logging.Logger, line: ExchangeLine) -> None:
 
 def log_alert(logger: logging.Logger, line: AlertLine) -> None:
     """Log an alert at the level of its own."""
-    _log(logger, {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING), line)
+    _log(
+        logger,
+        {"critical": logging.ERROR, "info": logging.INFO}.get(line.level, logging.WARNING),
+        line,
+    )
 
 
 def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> None:
-    if logger.isEnabledFor(level):  # a record made here needs no look at the stack for where it comes from
+    # a record made here needs no look at the stack for where it comes from
+    if logger.isEnabledFor(level):
         logger.handle(logger.makeRecord(logger.name, level, "", 0, line, (), None))
 
 
 class Secrets(logging.Filter):
-    """Cuts out what nobody may read: the secrets of the configuration, and what has the shape of one."""
+    """Cuts out what nobody may read: the secrets of the configuration, and what has the shape of
+    one.
+    """
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -175,7 +200,9 @@ class Secrets(logging.Filter):
             fields = line.record()
             record.msg = line.NAME
         record.msg = self.mask(str(record.msg))
-        record.__dict__["fields"] = {k: self.mask(v) if isinstance(v, str) else v for k, v in fields.items()}
+        record.__dict__["fields"] = {
+            k: self.mask(v) if isinstance(v, str) else v for k, v in fields.items()
+        }
         return True
 
 
@@ -192,21 +219,40 @@ class Formatter(logging.Formatter):
         Further lines of a message are indented for people, so that none can be forged.
         """
         fields: Mapping[str, object] = record.__dict__["fields"]
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time = (
+            datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
         if self._form == "json":
-            body = {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": record.msg}
-            own = {("severity" if name == "level" else name): value for name, value in fields.items()}
+            body = {
+                "time": time,
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.msg,
+            }
+            own = {
+                ("severity" if name == "level" else name): value for name, value in fields.items()
+            }
             return json.dumps(body | own, separators=(",", ":"))
         first, newline, rest = record.msg.partition("\n")
-        text = " ".join((first, *(f"{name}={_word(value)}" for name, value in fields.items()))) + newline + rest
+        text = (
+            " ".join((first, *(f"{name}={_word(value)}" for name, value in fields.items())))
+            + newline
+            + rest
+        )
         text = text.replace("\r", "\\r").replace("\n", "\n    ")
         return f"{time} {record.levelname:<7} {record.name} {text}"
 
 
 class LogListener(QueueListener):
-    """Writes records in a thread, some at a time: one that woke for every record would take the event loop's turns."""
+    """Writes records in a thread, some at a time: one that woke for every record would take the
+    event loop's turns.
+    """
 
-    def __init__(self, records: "queue.SimpleQueue[logging.LogRecord]", handler: logging.Handler) -> None:
+    def __init__(
+        self, records: "queue.SimpleQueue[logging.LogRecord]", handler: logging.Handler
+    ) -> None:
         super().__init__(records, handler)
         self._records = records
         self._stopping = threading.Event()
@@ -236,7 +282,9 @@ class LogStream(logging.StreamHandler[IO[str]]):
         self.dropped = 0
 
     def createLock(self) -> None:  # noqa: N802 - the library's name
-        """None: one thread writes, and the process could not end while that waits for the stream with a lock held."""
+        """None: one thread writes, and the process could not end while that waits for the stream
+        with a lock held.
+        """
         self.lock = None
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the library's signature
@@ -272,7 +320,9 @@ class QueuedLog(QueueHandler):
         self._secrets.add(secrets)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """A copy of the record with its message made now, because its arguments could change before it is written."""
+        """A copy of the record with its message made now, because its arguments could change before
+        it is written.
+        """
         kept = copy.copy(record)
         if not isinstance(record.msg, ExchangeLine | AlertLine):
             kept.msg = _message(record)
@@ -305,7 +355,8 @@ class QueuedLog(QueueHandler):
 
 def _message(record: logging.LogRecord) -> str:
     text = record.getMessage()
-    if record.name == "asyncio":  # below its first line it shows tasks and callbacks with what they hold
+    # below its first line it shows tasks and callbacks with what they hold
+    if record.name == "asyncio":
         text = text.partition("\n")[0]
     if record.exc_info and record.exc_info[1] is not None:
         text = f"{text}\n{_described(record.exc_info[1])}"
@@ -319,9 +370,14 @@ def _described(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen and len(seen) < MAX_CAUSES:
         seen.add(id(cause))
-        lines.append(f"{'caused by ' if lines else ''}{type(cause).__module__}.{type(cause).__qualname__}")
+        lines.append(
+            f"{'caused by ' if lines else ''}{type(cause).__module__}.{type(cause).__qualname__}"
+        )
         frames = [*traceback.walk_tb(cause.__traceback__)][-MAX_FRAMES:]
-        lines += (f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in frames)
+        lines += (
+            f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+            for frame, line in frames
+        )
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\n".join(lines)
 

@@ -1,11 +1,13 @@
 """What Weir counts, in a registry of prometheus_client, as ``GET /metrics`` shows it.
 
-Calls of models have the names of the newest GenAI conventions, everything else begins with ``weir_``. The bounds of the
-GenAI histograms are those of the conventions; 25 ms and 5 ms are among the others because they are promised.
+Calls of models have the names of the newest GenAI conventions, everything else begins with
+``weir_``. The bounds of the GenAI histograms are those of the conventions; 25 ms and 5 ms are among
+the others because they are promised.
 
-What a label may hold is bounded, because some of it comes from outside, model names above all: a value has at most 128
-characters and nothing in it that looks like a credential, a label 200 values, a metric 2,000 series (a histogram 500).
-What goes beyond that is counted under ``other``, so that sums stay right.
+What a label may hold is bounded, because some of it comes from outside, model names above all: a
+value has at most 128 characters and nothing in it that looks like a credential, a label 200 values,
+a metric 2,000 series (a histogram 500). What goes beyond that is counted under ``other``, so that
+sums stay right.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +15,12 @@ from typing import Any, Final, Self
 
 import msgspec
 import prometheus_client
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, exposition
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    disable_created_metrics,
+    exposition,
+)
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -33,11 +40,55 @@ OTHER: Final = "other"
 SCHEME: Final = "http"  # Weir itself serves no other; TLS ends in front of it
 OPENMETRICS: Final = "application/openmetrics-text"
 
-SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+SECONDS: Final = (
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+)
 TOKENS: Final = tuple(float(4**power) for power in range(14))
-SHORT_SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+SHORT_SECONDS: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    1.0,
+)
 WAITS: Final = (*SHORT_SECONDS, 2.5, 10.0, 40.0)
-REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0)
+REQUEST_SECONDS: Final = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    300.0,
+)
 SHARES: Final = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25)
 RATIOS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 15.0, 30.0, 100.0)
 
@@ -57,13 +108,18 @@ class BoundedLabels(MetricWrapperBase):
 
     def labels(self, *labelvalues: str) -> Self:  # type: ignore[override]
         """The series of these label values, or the one that counts what is beyond the bounds."""
-        known: Any = self._metrics.get(labelvalues)  # most are there: no need of the library's lock and checks
+        # most are there: no need of the library's lock and checks
+        known: Any = self._metrics.get(labelvalues)
         return known or super().labels(*self._admit(labelvalues))
 
     def collect(self) -> Iterable[Metric]:
-        """The samples; a label without a value is left out, as Prometheus takes both for the same series."""
+        """The samples; a label without a value is left out, as Prometheus takes both for the same
+        series.
+        """
         for family in super().collect():
-            family.samples = [s._replace(labels={k: v for k, v in s.labels.items() if v}) for s in family.samples]
+            family.samples = [
+                s._replace(labels={k: v for k, v in s.labels.items() if v}) for s in family.samples
+            ]
             yield family
 
     def _admit(self, labelvalues: Labels) -> Labels:
@@ -78,11 +134,14 @@ class BoundedLabels(MetricWrapperBase):
 
 
 def _admitted(value: str, seen: set[str]) -> str:
-    """The value as it may be shown: itself if known, made harmless if it is new, ``other`` if there is no room."""
+    """The value as it may be shown: itself if known, made harmless if it is new, ``other`` if there
+    is no room.
+    """
     short = value[:MAX_LABEL_LEN]
     if short in seen:
         return short
-    harmless = redact(short).encode("utf-8", "replace").decode()  # a client's JSON may hold half a character
+    # a client's JSON may hold half a character
+    harmless = redact(short).encode("utf-8", "replace").decode()
     return harmless if harmless in seen or len(seen) < MAX_VALUES else OTHER
 
 
@@ -97,7 +156,9 @@ class Histogram(BoundedLabels, prometheus_client.Histogram):
 
 
 class Watched(Collector):
-    """A metric whose values are read when the page is; values of several sources for the same labels are added up."""
+    """A metric whose values are read when the page is; values of several sources for the same
+    labels are added up.
+    """
 
     def __init__(
         self,
@@ -135,7 +196,9 @@ class Watched(Collector):
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a model that has ended; times are seconds, ``error`` is empty where there was none."""
+    """One call of a model that has ended; times are seconds, ``error`` is empty where there was
+    none.
+    """
 
     provider: str
     model: str
@@ -197,7 +260,9 @@ class Metrics:
             *call,
         )
         self.output_tokens = self._counter(
-            "gen_ai_client_inference_usage_output_tokens", "Tokens of answers that the upstream reported", *call
+            "gen_ai_client_inference_usage_output_tokens",
+            "Tokens of answers that the upstream reported",
+            *call,
         )
         self.cache_read_tokens = self._counter(
             "gen_ai_client_inference_usage_cache_read_input_tokens",
@@ -210,11 +275,14 @@ class Metrics:
             *call,
         )
         self.reasoning_tokens = self._counter(
-            "gen_ai_client_inference_usage_reasoning_output_tokens", "Tokens of answers that were reasoning", *call
+            "gen_ai_client_inference_usage_reasoning_output_tokens",
+            "Tokens of answers that were reasoning",
+            *call,
         )
         self.server_duration = self._histogram(
             "http_server_request_duration_seconds",
-            "Duration of a client's request, from its head to the end of its answer; probes and scrapes are left out",
+            "Duration of a client's request, from its head to the end of its answer; probes and"
+            " scrapes are left out",
             names.HTTP_METHOD,
             names.HTTP_ROUTE,
             names.HTTP_STATUS,
@@ -222,62 +290,84 @@ class Metrics:
             names.URL_SCHEME,
             buckets=REQUEST_SECONDS,
         )
-        self.requests = self._counter("weir_requests", "Requests by outcome", names.OUTCOME, names.POLICY)
-        self.tokens = self._counter("weir_tokens", "Tokens as sent by clients, as forwarded, and saved", names.KIND)
+        self.requests = self._counter(
+            "weir_requests", "Requests by outcome", names.OUTCOME, names.POLICY
+        )
+        self.tokens = self._counter(
+            "weir_tokens", "Tokens as sent by clients, as forwarded, and saved", names.KIND
+        )
         self.key_tokens = self._counter(
             "weir_key_tokens",
-            "Which key takes what: tokens forwarded and saved by Weir's count; read from a cache and answered, as"
-            " reported",
+            "Which key takes what: tokens forwarded and saved by Weir's count; read from a cache"
+            " and answered, as reported",
             names.KIND,
             names.TENANT,
             names.KEY_NAME,
         )
         self.cost = self._counter(
             "weir_cost",
-            "List price of prompts and answers: forwarded, and what the clients' own arrays would have cost"
-            " (unmanaged)",
+            "List price of prompts and answers: forwarded, and what the clients' own arrays would"
+            " have cost (unmanaged)",
             names.KIND,
             names.TENANT,
             names.KEY_NAME,
         )
         self.cache_tokens = self._counter(
             "weir_cache_tokens",
-            "Prompts of requests whose upstream says what its cache gave: all of the prompt, and what was read and"
-            " written",
+            "Prompts of requests whose upstream says what its cache gave: all of the prompt, and"
+            " what was read and written",
             names.KIND,
         )
         self.cache_requests = self._counter(
             "weir_cache_requests",
-            "Requests by who changed the beginning that a cache could have held, and whether it had had time to go"
-            " cold",
+            "Requests by who changed the beginning that a cache could have held, and whether it had"
+            " had time to go cold",
             names.PREFIX_CHANGED,
             names.CACHE_COLD,
         )
-        self.actions = self._counter("weir_actions", "Units changed or removed, by layer", names.LAYER)
-        self.events = self._counter("weir_events", "What the planner reported of requests, by kind", names.KIND)
-        self.pressure = self._histogram(
-            "weir_pressure", "Forwarded tokens over the base of the policy", names.ZONE, buckets=SHARES
+        self.actions = self._counter(
+            "weir_actions", "Units changed or removed, by layer", names.LAYER
         )
-        self.overflows = self._counter("weir_overflows", "Upstream said that the prompt does not fit")
-        self.retries = self._counter("weir_retries", "Attempts after the first one, by reason", names.REASON)
-        self.summarizer_calls = self._counter("weir_summarizer_calls", "Calls of the summariser", names.RESULT)
+        self.events = self._counter(
+            "weir_events", "What the planner reported of requests, by kind", names.KIND
+        )
+        self.pressure = self._histogram(
+            "weir_pressure",
+            "Forwarded tokens over the base of the policy",
+            names.ZONE,
+            buckets=SHARES,
+        )
+        self.overflows = self._counter(
+            "weir_overflows", "Upstream said that the prompt does not fit"
+        )
+        self.retries = self._counter(
+            "weir_retries", "Attempts after the first one, by reason", names.REASON
+        )
+        self.summarizer_calls = self._counter(
+            "weir_summarizer_calls", "Calls of the summariser", names.RESULT
+        )
         self.summarizer_tokens = self._counter(
             "weir_summarizer_tokens",
             "Tokens of the summariser's calls: asked, cached of these, and answered",
             names.KIND,
         )
         self.summarizer_cost = self._counter(
-            "weir_summarizer_cost", "List price of the summariser's calls, which no other cost holds", names.TENANT
+            "weir_summarizer_cost",
+            "List price of the summariser's calls, which no other cost holds",
+            names.TENANT,
         )
         self.preparations = self._counter(
             "weir_preparations",
-            "Summaries written after an answer for a batch to come: prepared, used by one, or wasted",
+            "Summaries written after an answer for a batch to come: prepared, used by one, or"
+            " wasted",
             names.RESULT,
         )
         self.checkpoints = self._counter(
             "weir_checkpoints", "States of conversations that were saved, by reason", names.REASON
         )
-        self.degraded = self._counter("weir_degraded", "Requests managed with a part missing", names.REASON)
+        self.degraded = self._counter(
+            "weir_degraded", "Requests managed with a part missing", names.REASON
+        )
         self.compression = self._histogram(
             "weir_compression_ratio",
             "Tokens before over tokens after, of each message or history that was condensed",
@@ -291,20 +381,27 @@ class Metrics:
             names.ALERT_KIND,
         )
         self.alerts_undelivered = self._counter(
-            "weir_alerts_undelivered", "Alerts that the webhook did not get, by reason", names.REASON
+            "weir_alerts_undelivered",
+            "Alerts that the webhook did not get, by reason",
+            names.REASON,
         )
         self.store_latency = self._histogram(
-            "weir_store_latency_seconds", "Time of a store operation", names.STORE_OPERATION, buckets=SHORT_SECONDS
+            "weir_store_latency_seconds",
+            "Time of a store operation",
+            names.STORE_OPERATION,
+            buckets=SHORT_SECONDS,
         )
         self.overhead = self._histogram(
             "weir_overhead_seconds",
-            "Time that Weir itself added to a request; those that waited for a summariser are labelled as such",
+            "Time that Weir itself added to a request; those that waited for a summariser are"
+            " labelled as such",
             names.SUMMARIZER,
             buckets=WAITS,
         )
         self.settlement = self._histogram(
             "weir_settlement_seconds",
-            "Time that watching a request took after its answer: health, metrics, trace, log, and its row",
+            "Time that watching a request took after its answer: health, metrics, trace, log, and"
+            " its row",
             buckets=SHORT_SECONDS,
         )
         self.loop_lag = self._histogram(
@@ -330,7 +427,8 @@ class Metrics:
         )
         self.health = self._watched(
             "weir_health",
-            "Mean of each health metric over the conversations served last; one that was not measured is absent",
+            "Mean of each health metric over the conversations served last; one that was not"
+            " measured is absent",
             names.HEALTH_METRIC,
         )
         self.unauthorised = self._watched(
@@ -341,13 +439,17 @@ class Metrics:
         )
         self.store_waiting = self._watched(
             "weir_store_waiting",
-            "What waits in memory to be stored: exchanges' rows, and changes that the store refused",
+            "What waits in memory to be stored: exchanges' rows, and changes that the store"
+            " refused",
             names.KIND,
         )
-        self.store_size = self._watched("weir_store_size_bytes", "Bytes in use of the database, measured each hour")
+        self.store_size = self._watched(
+            "weir_store_size_bytes", "Bytes in use of the database, measured each hour"
+        )
         self.store_growth = self._watched(
             "weir_store_growth_bytes",
-            "Bytes by which the database grew in 24h, 7d and 30d; absent while it is not known for so long",
+            "Bytes by which the database grew in 24h, 7d and 30d; absent while it is not known for"
+            " so long",
             names.PERIOD,
         )
         self.tasks = self._watched(
@@ -355,12 +457,13 @@ class Metrics:
         )
         self.windows_learned = self._watched(
             "weir_windows_learned",
-            "Windows that hold because of an upstream's errors, stated there or inferred from refusals",
+            "Windows that hold because of an upstream's errors, stated there or inferred from"
+            " refusals",
         )
         self.queue = self._watched(
             "weir_queue",
-            "What waits: bodies for room, work for a thread, plans for a process, transactions, conversations to"
-            " prepare",
+            "What waits: bodies for room, work for a thread, plans for a process, transactions,"
+            " conversations to prepare",
             names.KIND,
         )
         self.bodies_held = self._watched(
@@ -380,16 +483,34 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def observe_request(
-        self, *, method: str, route: str, status: int | None, error: str, seconds: float, trace: str | None = None
+        self,
+        *,
+        method: str,
+        route: str,
+        status: int | None,
+        error: str,
+        seconds: float,
+        trace: str | None = None,
     ) -> None:
-        """Count a client's request that was answered in ``seconds``; ``trace`` is shown as an example."""
-        series = self.server_duration.labels(method, route, "" if status is None else str(status), error, SCHEME)
+        """Count a client's request that was answered in ``seconds``; ``trace`` is shown as an
+        example.
+        """
+        series = self.server_duration.labels(
+            method, route, "" if status is None else str(status), error, SCHEME
+        )
         series.observe(seconds, exemplar(trace))
 
     def observe_call(self, call: ModelCall) -> None:
         """Count a call of a model."""
         port = "" if call.port is None else str(call.port)
-        labels = (call.operation, call.provider, call.model, call.response_model, call.address, port)
+        labels = (
+            call.operation,
+            call.provider,
+            call.model,
+            call.response_model,
+            call.address,
+            port,
+        )
         usage = call.usage
         self.call_duration.labels(*labels, call.error).observe(call.seconds)
         if call.first_chunk is not None:
@@ -408,7 +529,9 @@ class Metrics:
             self.reasoning_tokens.labels(*labels).inc(usage.reasoning)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type: OpenMetrics, which has examples, where ``accept`` names it."""
+        """The page and its content type: OpenMetrics, which has examples, where ``accept`` names
+        it.
+        """
         if OPENMETRICS in accept:
             page: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
             return page, openmetrics.CONTENT_TYPE_LATEST
@@ -417,8 +540,12 @@ class Metrics:
     def _counter(self, name: str, documentation: str, *attributes: str) -> Counter:
         return Counter(name, documentation, _labels(*attributes), registry=self.registry)
 
-    def _histogram(self, name: str, documentation: str, *attributes: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, documentation, _labels(*attributes), registry=self.registry, buckets=buckets)
+    def _histogram(
+        self, name: str, documentation: str, *attributes: str, buckets: tuple[float, ...]
+    ) -> Histogram:
+        return Histogram(
+            name, documentation, _labels(*attributes), registry=self.registry, buckets=buckets
+        )
 
     def _watched(
         self,

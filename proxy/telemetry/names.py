@@ -1,8 +1,10 @@
-"""Every name that leaves the process in a span, an event or a metric, and what their values may be; nothing else does.
+"""Every name that leaves the process in a span, an event or a metric, and what their values may be;
+nothing else does.
 
-GenAI names follow the OpenTelemetry conventions 1.37 to 1.41, which today's viewers read, with the additions of
-the newer GenAI repository that do not clash (``conversation.compacted``, ``cache_write``, ``reasoning.level``).
-Weir's own are under ``weir.`` and ``ctx.pressure.``. The bucket bounds are those of the conventions.
+GenAI names follow the OpenTelemetry conventions 1.37 to 1.41, which today's viewers read, with the
+additions of the newer GenAI repository that do not clash (``conversation.compacted``,
+``cache_write``, ``reasoning.level``). Weir's own are under ``weir.`` and ``ctx.pressure.``. The
+bucket bounds are those of the conventions.
 """
 
 import re
@@ -25,7 +27,8 @@ OPERATIONS: Final[Mapping[str, str]] = {
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
 }
-"""Routes that are relayed, and what the conventions call what they do; all others are plain HTTP."""
+"""Routes that are relayed, and what the conventions call what they do; all others are plain HTTP.
+"""
 PROVIDERS: Final[Mapping[str, str]] = {
     "api.openai.com": "openai",
     "openai.azure.com": "azure.ai.openai",
@@ -48,7 +51,9 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "xai": "x_ai",
     "watsonx": "ibm.watsonx.ai",
 }
-"""Host of an upstream (or the end of it), or litellm's name of a provider, to the conventions' name."""
+"""Host of an upstream (or the end of it), or litellm's name of a provider, to the conventions'
+name.
+"""
 
 # Attributes: HTTP, session, GenAI
 HTTP_METHOD: Final = "http.request.method"
@@ -168,7 +173,9 @@ REQUEST_PARAMS: Final[Mapping[str, str]] = {
 EVENT_FIELDS: Final[Mapping[str, str]] = {
     **_below("weir", "tokens", "velocity", "ratio", "count", "actions", "percent", "placeholders"),
     **_below("weir.zone", "old", "new"),
-    **_below("weir.tokens", "estimated", "reported", "last_delta", "asked", "used", "freed", "remaining"),
+    **_below(
+        "weir.tokens", "estimated", "reported", "last_delta", "asked", "used", "freed", "remaining"
+    ),
     **_below("weir.bucket", "current", "excess", "utilization_after", "turns_remaining", "urgency"),
     **_below("weir.alert", "value", "threshold"),
     "zone": ZONE,
@@ -194,8 +201,10 @@ CHAIN: Final = "CHAIN"
 """OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
 
 ATTRIBUTES: Final = frozenset(
-    value for name, value in globals().items() if name.isupper() and isinstance(value, str) and "." in value
-) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values()}  # fmt: skip
+    value
+    for name, value in globals().items()
+    if name.isupper() and isinstance(value, str) and "." in value
+) | {*REQUEST_PARAMS.values(), *EVENT_FIELDS.values()}
 """The allow-list: no span or event carries an attribute that is not here."""
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -208,32 +217,46 @@ _CODE: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
 
 @lru_cache(maxsize=1024)
 def clean(text: str) -> str:
-    """``text`` as an attribute value: at most 256 characters, without what looks like a credential."""
+    """``text`` as an attribute value: at most 256 characters, without what looks like a
+    credential.
+    """
     shown = redact(text[: 2 * MAX_VALUE_LEN])[:MAX_VALUE_LEN]
-    return shown.encode("utf-8", "replace").decode()  # a client's JSON may hold half a character, and protobuf no such
+    # a client's JSON may hold half a character, and protobuf no such
+    return shown.encode("utf-8", "replace").decode()
 
 
 @lru_cache(maxsize=1024)
 def code(text: str) -> str:
-    """``text`` if it is a low-cardinality code, else ``_OTHER`` (the fallback of the conventions)."""
+    """``text`` if it is a low-cardinality code, else ``_OTHER`` (the fallback of the
+    conventions).
+    """
     return text if _CODE.fullmatch(text) and redact(text) == text else "_OTHER"
 
 
 def session_id(conversation: str) -> str:
-    """The conversation as ``session.id``, hashed where viewers would drop it: not ASCII, or over 200 characters."""
-    if len(conversation) <= MAX_SESSION_LEN and conversation.isascii() and conversation.isprintable():
+    """The conversation as ``session.id``, hashed where viewers would drop it: not ASCII, or over
+    200 characters.
+    """
+    if (
+        len(conversation) <= MAX_SESSION_LEN
+        and conversation.isascii()
+        and conversation.isprintable()
+    ):
         return clean(conversation)
     return blake2b(conversation.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def service_at(base: str, configured: str, provider: str | None = None) -> tuple[str, str, int | None]:
+def service_at(
+    base: str, configured: str, provider: str | None = None
+) -> tuple[str, str, int | None]:
     """``gen_ai.provider.name`` of an upstream at the URL ``base``, and its host and port.
 
     The name is the conventions' where its host or provider is known, else its own.
     """
     parts = urlsplit(base)
-    host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    host = parts.hostname or ""
+    port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
     if provider:
         return PROVIDERS.get(provider, provider), host, port
     known = (name for end, name in PROVIDERS.items() if host == end or host.endswith(f".{end}"))

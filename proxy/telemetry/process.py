@@ -1,4 +1,6 @@
-"""How late the event loop is, and what the allocator and the garbage collector of the process do."""
+"""How late the event loop is, and what the allocator and the garbage collector of the
+process do.
+"""
 
 import asyncio
 import contextlib
@@ -10,17 +12,20 @@ from pathlib import Path
 from proxy.telemetry.metrics import Metrics
 
 EVERY = 0.5
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 ARENAS = 2
 LARGE_BLOCK = 2**20
 
 
 def collect_seldom(after: int) -> None:
-    """Let the garbage collector leave alone what is there, and look only after so many more objects.
+    """Let the garbage collector leave alone what is there, and look only after so many more
+    objects.
 
-    What is kept is many objects that stay: with the usual thresholds going through them again and again took a fifth of
-    a small request's CPU. A request leaves no cycle behind, so there is next to nothing to be found.
+    What is kept is many objects that stay: with the usual thresholds going through them again and
+    again took a fifth of a small request's CPU. A request leaves no cycle behind, so there is next
+    to nothing to be found.
     """
     gc.freeze()
     gc.set_threshold(after, 20, 10)
@@ -28,7 +33,8 @@ def collect_seldom(after: int) -> None:
 
 
 def keep_little() -> None:
-    """Have the allocator return large blocks once they are free: glibc keeps what follows the first of them.
+    """Have the allocator return large blocks once they are free: glibc keeps what follows the first
+    of them.
 
     Threads share two arenas: with one for each, what one thread has freed is of no use to another.
     """

@@ -1,8 +1,10 @@
-"""Telemetry as a whole: created once by the application, asked for a trace per request, shut down at the end.
+"""Telemetry as a whole: created once by the application, asked for a trace per request, shut down
+at the end.
 
-Without an OTLP endpoint there are no spans and no threads; metrics are counted all the same, for ``/metrics``.
-Spans are exported in a thread behind a bounded queue: a collector that is down, slow or silent costs spans, which
-are counted, and never a request. Sampler, queue, exporter and resource have OpenTelemetry's environment variables.
+Without an OTLP endpoint there are no spans and no threads; metrics are counted all the same, for
+``/metrics``. Spans are exported in a thread behind a bounded queue: a collector that is down, slow
+or silent costs spans, which are counted, and never a request. Sampler, queue, exporter and resource
+have OpenTelemetry's environment variables.
 """
 
 import importlib
@@ -92,7 +94,8 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator configured; OpenTelemetry's environment variables take precedence.
 
     Attributes:
-        otlp_endpoint: The collector's base URL (``http://collector:4318``) or the full URL of its traces.
+        otlp_endpoint: The collector's base URL (``http://collector:4318``) or the full URL of its
+        traces.
         otlp_protocol: ``http/protobuf`` or ``grpc``.
         deployment: ``deployment.environment.name`` of the resource.
         capture_content: Whether spans may hold message text.
@@ -110,8 +113,8 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     def exporter(self) -> SpanExporter | None:
         """What sends spans, None where they have no destination.
 
-        Traces that are asked for by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of this machine.
-        Raises TelemetryError for a protocol or an endpoint that cannot be used.
+        Traces that are asked for by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of
+        this machine. Raises TelemetryError for a protocol or an endpoint that cannot be used.
         """
         chosen = _variable("OTEL_TRACES_EXPORTER")
         own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -121,7 +124,9 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not own and not base and "otlp" not in chosen.split(","):
             return None
         protocol = self._protocol()
-        endpoint = own or (base or f"http://localhost:{PORTS[protocol]}").rstrip("/").removesuffix("/v1/traces")
+        endpoint = own or (base or f"http://localhost:{PORTS[protocol]}").rstrip("/").removesuffix(
+            "/v1/traces"
+        )
         if protocol == HTTP and not own:
             endpoint = f"{endpoint}/v1/traces"
         return _exporter(protocol, _checked(protocol, endpoint))
@@ -146,7 +151,9 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
             chosen = _variable(name)
             if chosen and chosen not in PORTS:
-                raise TelemetryError(f"{name} is {chosen[:40]!r}; Weir exports by {' or '.join(PORTS)}")
+                raise TelemetryError(
+                    f"{name} is {chosen[:40]!r}; Weir exports by {' or '.join(PORTS)}"
+                )
             if chosen:
                 return chosen
         return self.otlp_protocol
@@ -159,16 +166,23 @@ def _variable(name: str) -> str:
 def _exporter(protocol: str, endpoint: str) -> SpanExporter:
     package = "grpc" if protocol == GRPC else "http"
     try:
-        module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
+        module = importlib.import_module(
+            f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter"
+        )
     except ImportError as error:
-        text = "OTLP over gRPC needs a package that is not installed: pip install 'weir-proxy[otlp-grpc]'"
+        text = (
+            "OTLP over gRPC needs a package that is not installed: pip install"
+            " 'weir-proxy[otlp-grpc]'"
+        )
         raise TelemetryError(f"{text} (or use the protocol {HTTP})") from error
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint)
     return exporter
 
 
 def _checked(protocol: str, endpoint: str) -> str:
-    """What an exporter takes: over HTTP the URL as it is, over gRPC a host with its port, and a scheme if named."""
+    """What an exporter takes: over HTTP the URL as it is, over gRPC a host with its port, and a
+    scheme if named.
+    """
     is_bare = protocol == GRPC and "://" not in endpoint
     try:
         parts = urlsplit(f"//{endpoint}" if is_bare else endpoint)
@@ -176,7 +190,9 @@ def _checked(protocol: str, endpoint: str) -> str:
     except ValueError:
         raise TelemetryError("the OTLP endpoint is no address") from None
     if not parts.hostname or (parts.scheme not in ("http", "https") and not is_bare):
-        raise TelemetryError(f"the OTLP endpoint should be an address like http://collector:{PORTS[protocol]}")
+        raise TelemetryError(
+            f"the OTLP endpoint should be an address like http://collector:{PORTS[protocol]}"
+        )
     if protocol == HTTP:
         return endpoint
     host = parts.netloc.rpartition("@")[2]
@@ -202,14 +218,24 @@ class Telemetry:
             self._tracer = provider.get_tracer("weir", settings.service_version)
 
     @classmethod
-    def create(cls, settings: OtelSettings, *, span_exporter: SpanExporter | None = None) -> "Telemetry":
-        """Telemetry as configured; a given exporter is used instead of the endpoint. Raises TelemetryError."""
+    def create(
+        cls, settings: OtelSettings, *, span_exporter: SpanExporter | None = None
+    ) -> "Telemetry":
+        """Telemetry as configured; a given exporter is used instead of the endpoint. Raises
+        TelemetryError.
+        """
         return cls(settings, span_exporter or settings.exporter())
 
     def exchange(
-        self, scope: Mapping[str, Any], route: str, *, path: str | None = None, request_id: str | None = None
+        self,
+        scope: Mapping[str, Any],
+        route: str,
+        *,
+        path: str | None = None,
+        request_id: str | None = None,
     ) -> ExchangeTrace:
-        """The trace of one request (its ASGI scope), joined to the W3C context in its lower-case headers.
+        """The trace of one request (its ASGI scope), joined to the W3C context in its lower-case
+        headers.
 
         ``path`` is given where it is not the route's. Baggage is read where the settings say so.
         """
@@ -220,9 +246,14 @@ class Telemetry:
             if name in PROPAGATED:
                 carrier.setdefault(name.decode(), []).append(value.decode("latin-1"))
         identity = _identity_in(carrier) if self._read_baggage else {}
-        attributes = {**identity, **_http_attributes(scope, route, path=path, request_id=request_id)}
+        attributes = {
+            **identity,
+            **_http_attributes(scope, route, path=path, request_id=request_id),
+        }
         parent = PROPAGATOR.extract(carrier, Context())
-        root = self._tracer.start_span(f"{scope['method']} {route}", parent, SpanKind.SERVER, attributes)
+        root = self._tracer.start_span(
+            f"{scope['method']} {route}", parent, SpanKind.SERVER, attributes
+        )
         return ExchangeTrace(self._tracer, root, identity=identity, captures=self._captures)
 
     def flush(self) -> None:
@@ -231,7 +262,9 @@ class Telemetry:
             self._processor.force_flush()
 
     def shutdown(self, timeout: float = SHUTDOWN_SECONDS) -> bool:
-        """Export what waits for at most ``timeout`` seconds, then leave; True if everything was tried."""
+        """Export what waits for at most ``timeout`` seconds, then leave; True if everything was
+        tried.
+        """
         if not self.exports_traces or _done(self._processor.shutdown, timeout):
             return True
         _done(self._processor.span_exporter.shutdown, GIVE_UP_SECONDS)
@@ -243,7 +276,9 @@ def _http_attributes(
 ) -> dict[str, Value]:
     address, port = scope.get("server") or (None, None)
     client = scope.get("client")
-    agent = next((value for name, value in reversed(scope["headers"]) if name == b"user-agent"), b"")
+    agent = next(
+        (value for name, value in reversed(scope["headers"]) if name == b"user-agent"), b""
+    )
     found = {
         names.SPAN_KIND: names.CHAIN,
         names.HTTP_METHOD: scope["method"],
@@ -261,7 +296,9 @@ def _http_attributes(
 
 def _identity_in(carrier: Mapping[str, list[str]]) -> dict[str, Value]:
     """The session and the user that the client's baggage names."""
-    baggage = W3CBaggagePropagator().extract({"baggage": ",".join(carrier.get("baggage", ()))}, Context())
+    baggage = W3CBaggagePropagator().extract(
+        {"baggage": ",".join(carrier.get("baggage", ()))}, Context()
+    )
     session = _without_properties(get_baggage(names.SESSION_ID, baggage))
     user = _without_properties(get_baggage(names.USER_ID, baggage))
     found: dict[str, Value] = {}

@@ -1,4 +1,5 @@
-"""The trace of one exchange: a SERVER span, the plan with its layers, and one CLIENT span per model call.
+"""The trace of one exchange: a SERVER span, the plan with its layers, and one CLIENT span per model
+call.
 
 ::
 
@@ -11,8 +12,8 @@
     ├── CLIENT   chat big-model                    Error context_length_exceeded
     └── CLIENT   chat big-model                    http.request.resend_count 1, compacted
 
-Spans are OpenTelemetry's. Layers run in a thread or a process that knows no spans: theirs have the times that were
-reported of them. Times are nanoseconds since the epoch.
+Spans are OpenTelemetry's. Layers run in a thread or a process that knows no spans: theirs have the
+times that were reported of them. Times are nanoseconds since the epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,15 @@ from time import time_ns
 from typing import Final, Self
 
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Link, NoOpTracer, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NoOpTracer,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    set_span_in_context,
+)
 from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -35,7 +44,8 @@ Header = tuple[bytes, bytes]
 CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 PROPAGATOR: Final = TraceContextTextMapPropagator()
 LAYER_APART: Final = 2_000
-"""Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one."""
+"""Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one.
+"""
 MIN_PART: Final = 1_000_000
 """Nanoseconds: a part that took less is no span, so that a warm request has none."""
 _WITHIN_LAYERS: Final = frozenset({"state", "extract", "note"})
@@ -45,13 +55,28 @@ _NOT_ERRORS: Final = frozenset({"client_disconnect"})
 class Span:
     """A span of an exchange, with what Weir says of a plan or of a call to a model.
 
-    What is set after its end is ignored. As a context manager it ends with the block, failed by what leaves it.
+    What is set after its end is ignored. As a context manager it ends with the block, failed by
+    what leaves it.
     """
 
-    __slots__ = ("_lap", "_laps", "_layer", "_part", "_shown", "error_type", "otel", "parent", "recorded", "resends",
-                 "started", "trace")  # fmt: skip
+    __slots__ = (
+        "_lap",
+        "_laps",
+        "_layer",
+        "_part",
+        "_shown",
+        "error_type",
+        "otel",
+        "parent",
+        "recorded",
+        "resends",
+        "started",
+        "trace",
+    )
 
-    def __init__(self, trace: "ExchangeTrace", otel: OtelSpan, parent: "Span | None" = None, started: int = 0) -> None:
+    def __init__(
+        self, trace: "ExchangeTrace", otel: OtelSpan, parent: "Span | None" = None, started: int = 0
+    ) -> None:
         self.trace = trace
         self.otel = otel
         self.parent = parent
@@ -100,13 +125,17 @@ class Span:
         return time_ns() if self.recorded else 0
 
     def since(self, started: int, what: str, reason: str = "") -> int:
-        """Record what began at ``started`` and has just ended, if it took long enough; the time now."""
+        """Record what began at ``started`` and has just ended, if it took long enough; the time
+        now.
+        """
         if not self.recorded:
             return 0
         now = time_ns()
         if now - started >= MIN_PART:
             parent = self.layer_span() if what in _WITHIN_LAYERS else self
-            part = self.trace.start(f"{names.PART_SPAN}{what}", SpanKind.INTERNAL, parent, started=started)
+            part = self.trace.start(
+                f"{names.PART_SPAN}{what}", SpanKind.INTERNAL, parent, started=started
+            )
             part.set(names.REASON, reason or None)
             self.trace.end_part(part, now)
         return now
@@ -136,7 +165,9 @@ class Span:
     def layer_span(self) -> "Span":
         """The span of the layer that runs now; its name is known when the layer is reported."""
         if self._layer is None:
-            self._layer = self.trace.start(names.LAYER_SPAN, SpanKind.INTERNAL, self, started=self._lap)
+            self._layer = self.trace.start(
+                names.LAYER_SPAN, SpanKind.INTERNAL, self, started=self._lap
+            )
         return self._layer
 
     def _end_laps(self) -> None:
@@ -167,7 +198,8 @@ class Span:
             after: Tokens after it.
             units: What it changed.
             reason: Why it did less than it should have.
-            trigger: The most tokens in its scope at which it is not due, 0 for one that always is, None of a rung.
+            trigger: The most tokens in its scope at which it is not due, 0 for one that always is,
+            None of a rung.
         """
         span, started, ended = self._laps.pop(0) if self._laps else (None, self.started, 0)
         # each begins a little after the one before it: viewers keep the order
@@ -197,11 +229,13 @@ class Span:
         strategy: str = "",
         evicted: int = 0,
     ) -> None:
-        """Record what was decided, on this span and the root, and the seven ``ctx.pressure.*`` values on the root.
+        """Record what was decided, on this span and the root, and the seven ``ctx.pressure.*``
+        values on the root.
 
         Args:
             base: The denominator of the pressure.
-            reading: What was planned by. Turns are -1 where pressure does not grow: an attribute cannot be null.
+            reading: What was planned by. Turns are -1 where pressure does not grow: an attribute
+            cannot be null.
             stage: The stage of management in a word.
             strategy: The layers whose work was kept.
             evicted: How many messages they took.
@@ -230,7 +264,9 @@ class Span:
         root.set(names.BEFORE_PERCENT, None if reading is None else round(100 * before / base, 1))
 
     def refused_by(self, bucket: str, *, used: int, cap: int) -> None:
-        """Record the bucket that a request was refused for: its tokens, and the most that it may hold."""
+        """Record the bucket that a request was refused for: its tokens, and the most that it may
+        hold.
+        """
         self.set(names.BUCKET, clean(bucket))
         self.set(names.BUCKET_USED, used)
         self.set(names.BUCKET_CAP, cap)
@@ -276,7 +312,9 @@ class Span:
             span.set(names.CLAMPED_TO, after)
 
     def propagation(self) -> tuple[Header, ...]:
-        """The trace context that goes to the upstream, as headers; none where nothing is recorded."""
+        """The trace context that goes to the upstream, as headers; none where nothing is
+        recorded.
+        """
         carrier: dict[str, str] = {}
         if self.recorded:
             PROPAGATOR.inject(carrier, set_span_in_context(self.otel, Context()))
@@ -315,8 +353,8 @@ class Span:
     ) -> None:
         """End the span with the upstream's answer; ``usage`` is taken instead of what ``seen`` has.
 
-        A status of 400 and above is an error unless named otherwise. ``error_type`` is ``client_disconnect`` where the
-        client left before the end, which is no error of this call.
+        A status of 400 and above is an error unless named otherwise. ``error_type`` is
+        ``client_disconnect`` where the client left before the end, which is no error of this call.
         """
         if not self.otel.is_recording():
             return
@@ -326,7 +364,10 @@ class Span:
         self.set(names.RESPONSE_TIER, seen.tier and clean(seen.tier))
         self.set(names.FINGERPRINT, seen.fingerprint and clean(seen.fingerprint))
         if seen.finish_reasons:
-            self.set(names.FINISH_REASONS, tuple(code(reason) for reason in seen.finish_reasons[:MAX_LIST]))
+            self.set(
+                names.FINISH_REASONS,
+                tuple(code(reason) for reason in seen.finish_reasons[:MAX_LIST]),
+            )
         self.usage(usage or seen.usage or NO_USAGE)
         if error_type is not None or (status or 0) >= 400:
             self.fail(error_type or str(status))
@@ -334,7 +375,8 @@ class Span:
 
 
 class ExchangeTrace:
-    """The spans of one exchange below the span ``root``; they may be started and ended until :meth:`end`.
+    """The spans of one exchange below the span ``root``; they may be started and ended until
+    :meth:`end`.
 
     Args:
         identity: Attributes of every span.
@@ -342,7 +384,12 @@ class ExchangeTrace:
     """
 
     def __init__(
-        self, tracer: Tracer, root: OtelSpan, *, identity: Mapping[str, Value] = {}, captures: bool = False
+        self,
+        tracer: Tracer,
+        root: OtelSpan,
+        *,
+        identity: Mapping[str, Value] = {},
+        captures: bool = False,
     ) -> None:
         self.captures = captures
         self.action = ""
@@ -390,7 +437,9 @@ class ExchangeTrace:
         return child
 
     def end_part(self, part: Span, at: int) -> None:
-        """End a span; one from before the conversation was known waits for it, because a span's end is final."""
+        """End a span; one from before the conversation was known waits for it, because a span's end
+        is final.
+        """
         if self._is_identified:
             part.end(at)
         else:
@@ -406,10 +455,12 @@ class ExchangeTrace:
         derived: bool = False,
         key: str | None = None,
     ) -> None:
-        """Record who this is, as far as it is known: on every span the conversation, on the root the rest.
+        """Record who this is, as far as it is known: on every span the conversation, on the root
+        the rest.
 
         Args:
-            conversation: Its name; ``session.id`` too, unless the client's baggage named another and may be read.
+            conversation: Its name; ``session.id`` too, unless the client's baggage named another
+            and may be read.
             tenant: The hash of the key, never the key.
             derived: Whether no client named the conversation.
             key: The key's name.
@@ -455,7 +506,9 @@ class ExchangeTrace:
         self.plan_span = self.start(names.PLAN_SPAN, SpanKind.INTERNAL, self.root)
         return self.plan_span
 
-    def summarizer(self, model: str, provider: str, server: str = "", port: int | None = None) -> Span:
+    def summarizer(
+        self, model: str, provider: str, server: str = "", port: int | None = None
+    ) -> Span:
         """Start the span of a call of the summariser, below the layer that wants it."""
         if not self.recorded:
             return NULL_SPAN
@@ -473,7 +526,8 @@ class ExchangeTrace:
         request: Mapping[str, object] = {},
         compacted: bool = False,
     ) -> Span:
-        """Start the span of one more attempt; ``request`` are fields of the body, only known ones are recorded.
+        """Start the span of one more attempt; ``request`` are fields of the body, only known ones
+        are recorded.
 
         After one that failed it counts as sent again, and is linked to that one.
         """
@@ -489,7 +543,9 @@ class ExchangeTrace:
             resends = last.resends + 1
             extra[names.HTTP_RESENDS] = resends
             links.append(Link(last.otel.get_span_context(), {names.REASON: last.error_type}))
-        span = self._call(model, provider, self.root, server, port, operation, extra=extra, links=links)
+        span = self._call(
+            model, provider, self.root, server, port, operation, extra=extra, links=links
+        )
         span.resends = resends
         self._last = span
         return span
@@ -516,8 +572,14 @@ class ExchangeTrace:
         links: Sequence[Link] = (),
     ) -> Span:
         model = clean(model)
-        attributes = {**extra, names.OPERATION_NAME: operation, names.PROVIDER_NAME: clean(provider)}
-        span = self.start(f"{operation} {model}".rstrip(), SpanKind.CLIENT, parent, attributes, links=links)
+        attributes = {
+            **extra,
+            names.OPERATION_NAME: operation,
+            names.PROVIDER_NAME: clean(provider),
+        }
+        span = self.start(
+            f"{operation} {model}".rstrip(), SpanKind.CLIENT, parent, attributes, links=links
+        )
         span.set(names.REQUEST_MODEL, model or None)
         span.set(names.SERVER_ADDRESS, clean(server) or None)
         span.set(names.SERVER_PORT, port)
@@ -527,7 +589,11 @@ class ExchangeTrace:
         """Record an event on the root; fields that are not in the table are left out."""
         if not self.root.otel.is_recording():
             return
-        known = ((names.EVENT_FIELDS[field], value) for field, value in fields.items() if field in names.EVENT_FIELDS)
+        known = (
+            (names.EVENT_FIELDS[field], value)
+            for field, value in fields.items()
+            if field in names.EVENT_FIELDS
+        )
         kept = {name: clean(value) if isinstance(value, str) else value for name, value in known}
         self.root.otel.add_event(f"weir.{code(name)}", kept)
 
@@ -575,15 +641,23 @@ def _request_attributes(request: Mapping[str, object], *, content: bool) -> dict
     found: dict[str, Value] = {}
     for field, attribute in names.REQUEST_PARAMS.items():
         value = request.get(field)
-        if value is None or (field == "stream" and value is not True) or (field == "n" and value == 1):
+        if (
+            value is None
+            or (field == "stream" and value is not True)
+            or (field == "n" and value == 1)
+        ):
             continue
         if field == "stop":
             texts = [value] if isinstance(value, str) else value
             if content and isinstance(texts, Sequence):
-                found[attribute] = tuple(clean(text) for text in texts[:MAX_LIST] if isinstance(text, str))
+                found[attribute] = tuple(
+                    clean(text) for text in texts[:MAX_LIST] if isinstance(text, str)
+                )
         elif isinstance(value, str):
             found[attribute] = clean(value)
-        elif isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        elif isinstance(value, bool | float) or (
+            isinstance(value, int) and -(2**63) <= value < 2**63
+        ):
             found[attribute] = value
     return found
 

@@ -1,10 +1,13 @@
-"""The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and nothing of its own added.
+"""The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and nothing
+of its own added.
 
-A request goes to where it was decided to, with whose credential, by OpenAI's protocol or litellm's provider. What an
-upstream does not have, an endpoint or a route, it says in its own answers; that is remembered for a time.
+A request goes to where it was decided to, with whose credential, by OpenAI's protocol or litellm's
+provider. What an upstream does not have, an endpoint or a route, it says in its own answers; that
+is remembered for a time.
 
-A pool belongs to one origin and one tenant's credential, so that bytes which an upstream writes after the end of an
-answer can never open another tenant's. Within a pool such bytes close the connection.
+A pool belongs to one origin and one tenant's credential, so that bytes which an upstream writes
+after the end of an answer can never open another tenant's. Within a pool such bytes close the
+connection.
 """
 
 import asyncio
@@ -26,12 +29,28 @@ from yarl import URL
 from proxy.access.destination import CHAT_PATH, Caller, Destination, Headers
 from proxy.config.values import UpstreamSettings
 from proxy.errors import InvalidRequest, ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connection import Answer, HTTPAnswer, Outgoing, Pool, Pools, StaleConnection, StreamBroken
+from proxy.upstream.connection import (
+    Answer,
+    HTTPAnswer,
+    Outgoing,
+    Pool,
+    Pools,
+    StaleConnection,
+    StreamBroken,
+)
 from proxy.wire.raw import read_value
 
 STALE_WITHIN = 1.0
 _HOP_BY_HOP = frozenset(
-    {b"connection", b"keep-alive", b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade"},
+    {
+        b"connection",
+        b"keep-alive",
+        b"te",
+        b"trailer",
+        b"trailers",
+        b"transfer-encoding",
+        b"upgrade",
+    },
 )
 _PRIVATE = (b"proxy-", b"x-weir-", b"uberctx-")
 _NOT_COPIED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"baggage"}
@@ -41,7 +60,9 @@ CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key"})
 _NOT_IN_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Also as nginx (an escaped slash) and servlet containers (parameters of a segment) come to see one.
-_DOT_SEGMENT = re.compile(r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE)
+_DOT_SEGMENT = re.compile(
+    r"(?:^|[/\\]|%2f|%5c)(?:\.|%2e){1,2}(?:(?:;|%3b)[^/\\]*)?(?:[/\\]|%2f|%5c|$)", re.IGNORECASE
+)
 
 
 class Client:
@@ -68,19 +89,26 @@ class Client:
     ) -> HTTPAnswer:
         """The answer's head, its body unread; the caller reads it to the end or closes it.
 
-        ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those in ``drop`` are
-        not forwarded; ``length`` is the size of a streamed body where known; ``attempt`` above 0 makes
-        ``Idempotency-Key`` a new one, for a body that was edited; ``hidden`` is a credential among the headers that the
-        client must not see in the answer, as it must not see the operator's.
+        ``path`` follows ``base_url``; names in ``headers`` are lower case, as ASGI has them; those
+        in ``drop`` are not forwarded; ``length`` is the size of a streamed body where known;
+        ``attempt`` above 0 makes ``Idempotency-Key`` a new one, for a body that was edited;
+        ``hidden`` is a credential among the headers that the client must not see in the answer, as
+        it must not see the operator's.
 
-        Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest, and what a streamed body raises.
+        Raises UpstreamUnreachable, UpstreamTimeout, InvalidRequest, and what a streamed body
+        raises.
 
-        A request is sent a second time, on a new connection, in one case: the connection was idle before, the
-        upstream closed it within a second and without a byte of an answer. That is an upstream whose idle timeout
-        ran out while the request was on its way (RFC 9112 9.3.1 and 9.5).
+        A request is sent a second time, on a new connection, in one case: the connection was idle
+        before, the upstream closed it within a second and without a byte of an answer. That is an
+        upstream whose idle timeout ran out while the request was on its way (RFC 9112 9.3.1 and
+        9.5).
         """
         url, opening = _opening(method, upstream.base_url or "", path, query)
-        head = opening + self._fields(upstream, headers, drop=drop, attempt=attempt) + _framing(method, body, length)
+        head = (
+            opening
+            + self._fields(upstream, headers, drop=drop, attempt=attempt)
+            + _framing(method, body, length)
+        )
         key = upstream.own_key
         timeout = upstream.timeout
         pool = self._pools.of((upstream.base_url, key, tenant))
@@ -98,14 +126,18 @@ class Client:
                 try:
                     response = await ask()
                 except StaleConnection:
-                    if not (body is None or isinstance(body, bytes)) or time.monotonic() - started > STALE_WITHIN:
+                    if (
+                        not (body is None or isinstance(body, bytes))
+                        or time.monotonic() - started > STALE_WITHIN
+                    ):
                         raise
                     pool.connector.drop_idle()
                     response = await ask()
         except (aiohttp.ClientError, OSError) as error:
             raise _failure(error, upstream) from None
         connection = response.connection
-        if connection is not None and connection.protocol is not None:  # or the whole answer is there
+        # or the whole answer is there
+        if connection is not None and connection.protocol is not None:
             connection.protocol.read_timeout = timeout.idle
             connection.protocol.start_timeout()
         return _answer(response, upstream, hidden if key is None else key.encode())
@@ -118,7 +150,9 @@ class Client:
     async def close(self) -> None:
         await self._pools.close()
 
-    def _fields(self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int) -> bytes:
+    def _fields(
+        self, upstream: UpstreamSettings, headers: Headers, *, drop: frozenset[bytes], attempt: int
+    ) -> bytes:
         skip = _skipped(drop, keyed=upstream.own_key is not None) | _named(headers)
         lines = [
             b"%b: %b" % (copied, value)
@@ -126,9 +160,14 @@ class Client:
             if (copied := _copied(name)) is not None and name not in skip
         ]
         if attempt:
-            lines = [b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line for line in lines]
+            lines = [
+                b"%b-%d" % (line, attempt) if line.startswith(b"idempotency-key:") else line
+                for line in lines
+            ]
         if upstream.own_key is not None:
-            lines.append("{}: {}".format(*credential_field(upstream.credential, upstream.own_key)).encode())
+            lines.append(
+                "{}: {}".format(*credential_field(upstream.credential, upstream.own_key)).encode()
+            )
         lines.append(self._via)
         if _NOT_IN_VALUE.search(b"".join(lines)):
             raise InvalidRequest(UNSENDABLE)
@@ -156,8 +195,11 @@ def came_through(headers: Headers, instance: str) -> bool:
     return any(f"weir-{instance}".encode() in hop.split()[1:2] for hop in passed)
 
 
-def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes) -> HTTPAnswer:
-    raw, problem = response.raw_headers, None
+def _answer(
+    response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden: bytes
+) -> HTTPAnswer:
+    raw = response.raw_headers
+    problem = None
     kept = [(relayed, value) for name, value in raw if (relayed := _relayed(name)) is not None]
     status = response.status
     if not (200 <= status < 300 or status == 304 or 400 <= status < 600):
@@ -183,10 +225,16 @@ def _answer(response: aiohttp.ClientResponse, upstream: UpstreamSettings, hidden
 def _failure(error: Exception, upstream: UpstreamSettings) -> ProxyError:
     name = f"Upstream {upstream.name!r}"
     match error:
-        case aiohttp.ConnectionTimeoutError() if upstream.timeout.connect <= upstream.timeout.first_byte:
-            return UpstreamUnreachable(f"{name} could not be connected to within {upstream.timeout.connect:g} seconds.")
+        case aiohttp.ConnectionTimeoutError() if (
+            upstream.timeout.connect <= upstream.timeout.first_byte
+        ):
+            return UpstreamUnreachable(
+                f"{name} could not be connected to within {upstream.timeout.connect:g} seconds."
+            )
         case TimeoutError():
-            return UpstreamTimeout(f"{name} did not begin to answer within {upstream.timeout.first_byte:g} seconds.")
+            return UpstreamTimeout(
+                f"{name} did not begin to answer within {upstream.timeout.first_byte:g} seconds."
+            )
         case aiohttp.ClientConnectorDNSError():
             return UpstreamUnreachable(f"The host name of {name.lower()} could not be resolved.")
         case aiohttp.ClientSSLError():
@@ -232,7 +280,8 @@ def _opening(method: str, base: str, path: str, query: bytes) -> tuple[URL, byte
         raise InvalidRequest("The request's path may not hold dot segments.")
     address = base.rstrip("/") + path
     if query:
-        address = f"{address}?{query.decode() if query.isascii() else urllib.parse.quote_from_bytes(query, _ASCII)}"
+        shown = query.decode() if query.isascii() else urllib.parse.quote_from_bytes(query, _ASCII)
+        address = f"{address}?{shown}"
     url = URL(address, encoded=True)
     line = f"{method} {url.raw_path_qs} HTTP/1.1".encode()
     if not url.raw_host or _NOT_IN_VALUE.search(line):
@@ -244,7 +293,9 @@ _ASCII = bytes(range(0x21, 0x7F)).decode()
 
 
 def _named(headers: Headers) -> frozenset[bytes]:
-    """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are in lower case."""
+    """The headers that ``Connection`` declares to be hop-by-hop (RFC 9110 7.6.1); their names are
+    in lower case.
+    """
     if b"connection" not in dict(headers):
         return frozenset()
     return _tokens(b",".join([value for name, value in headers if name == b"connection"]))
@@ -262,14 +313,17 @@ _STEERING = re.compile(
     rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
     re.IGNORECASE | re.DOTALL,
 )
-"""What chooses another model, provider, method or path in a gateway behind Weir, without any word in path or body."""
+"""What chooses another model, provider, method or path in a gateway behind Weir, without any word
+in path or body.
+"""
 
 
 class LitellmProvider(Protocol):
     """One upstream of kind ``litellm``; what it is made of is loaded with litellm."""
 
     async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
-        """The answer to a chat request, its first chunk read if it is a stream, so that its status is the true one.
+        """The answer to a chat request, its first chunk read if it is a stream, so that its status
+        is the true one.
 
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamEmpty, InvalidRequest.
         """
@@ -288,14 +342,16 @@ ASKS_NO_NETWORK = {
 def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, LitellmProvider]:
     """A provider for each upstream of kind ``litellm``, by the upstream's name.
 
-    The import of litellm takes seconds and 165 MB: it is done here, and only if there is such an upstream. It is told
-    by the process's environment to ask no network.
+    The import of litellm takes seconds and 165 MB: it is done here, and only if there is such an
+    upstream. It is told by the process's environment to ask no network.
     """
     wanted = [upstream for upstream in upstreams if upstream.kind == "litellm"]
     if not wanted:
         return {}
     os.environ.update(ASKS_NO_NETWORK)
-    found: dict[str, LitellmProvider] = importlib.import_module("proxy.upstream.litellm").providers(wanted)
+    found: dict[str, LitellmProvider] = importlib.import_module("proxy.upstream.litellm").providers(
+        wanted
+    )
     return found
 
 
@@ -321,11 +377,14 @@ class Upstreams:
         length: int | None = None,
     ) -> Coroutine[Any, Any, Answer]:
         """As :meth:`Client.send`; not itself a coroutine, which every wait would have to pass."""
-        upstream, caller = destination.upstream, destination.caller
+        upstream = destination.upstream
+        caller = destination.caller
         if upstream.kind == "litellm":
             provider = self._providers.get(upstream.name)
             if provider is None or destination.path != CHAT_PATH or not isinstance(body, bytes):
-                raise UpstreamUnreachable(f"Upstream {upstream.name!r} answers chat completions only.")
+                raise UpstreamUnreachable(
+                    f"Upstream {upstream.name!r} answers chat completions only."
+                )
             kept = [header for header in headers if header[0] not in drop]
             return provider.send(body=body, credential=caller.credential, headers=kept)
         headers = _judged(headers, caller)
@@ -347,10 +406,14 @@ class Upstreams:
         )
 
     async def post(self, destination: Destination, body: bytes) -> tuple[int, bytes]:
-        answer = await self.send(destination, method="POST", headers=own_headers(destination), body=body)
+        answer = await self.send(
+            destination, method="POST", headers=own_headers(destination), body=body
+        )
         return await _whole(answer)
 
-    async def get(self, upstream: UpstreamSettings, caller: Caller, url: str, body: bytes | None) -> tuple[int, bytes]:
+    async def get(
+        self, upstream: UpstreamSettings, caller: Caller, url: str, body: bytes | None
+    ) -> tuple[int, bytes]:
         base, _, path = url.rpartition("/")
         answer = await self._client.send(
             replace(upstream, base_url=base, auth=upstream.credential),
@@ -380,7 +443,9 @@ async def read_of(answer: Answer, most: int) -> bytes:
 async def _whole(answer: Answer) -> tuple[int, bytes]:
     body = await read_of(answer, MAX_ANSWER)
     if not answer.ended:
-        raise UpstreamUnreachable(f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes.")
+        raise UpstreamUnreachable(
+            f"The upstream's answer to a request of Weir's own has over {MAX_ANSWER} bytes."
+        )
     return answer.status, body
 
 
@@ -397,7 +462,10 @@ def _with_credential(headers: Headers, upstream: UpstreamSettings, caller: Calle
 
 
 def own_headers(destination: Destination) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), *_own_credential(destination.upstream, destination.caller)]
+    return [
+        (b"content-type", b"application/json"),
+        *_own_credential(destination.upstream, destination.caller),
+    ]
 
 
 def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[bytes, bytes]]:
@@ -410,14 +478,18 @@ def _own_credential(upstream: UpstreamSettings, caller: Caller) -> list[tuple[by
 UNSUPPORTED_FOR = 600.0
 MAX_UNSUPPORTED = 1_000
 _SAYS_NOTHING_ELSE = frozenset({"not found", "file not found", "resource not found"})
-"""All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model they name it."""
+"""All that Anthropic, llama.cpp, FastAPI and Azure say where nothing is at an address; of a model
+they name it.
+"""
 
 
 def has_no_route(status: int, body: bytes, path: str) -> bool:
-    """Whether an answer says that nothing is at ``path``, and not that a model or a stored answer is missing.
+    """Whether an answer says that nothing is at ``path``, and not that a model or a stored answer
+    is missing.
 
-    405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the error names the
-    route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of a model is about that.
+    405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the
+    error names the route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of
+    a model is about that.
     """
     if status != 404:
         return status == 405
@@ -425,7 +497,11 @@ def has_no_route(status: int, body: bytes, path: str) -> bool:
         value = read_value(body)
     except ValueError:
         value = None
-    error = value.get("error", value.get("detail", value.get("message"))) if isinstance(value, dict) else None
+    error = (
+        value.get("error", value.get("detail", value.get("message")))
+        if isinstance(value, dict)
+        else None
+    )
     said = error.get("message") if isinstance(error, dict) else error
     text = (said if isinstance(said, str) else body.decode("utf-8", "replace")).lower()
     if "model" in text:
@@ -433,6 +509,8 @@ def has_no_route(status: int, body: bytes, path: str) -> bool:
     return not isinstance(said, str) or text.strip(" .!") in _SAYS_NOTHING_ELSE or path in text
 
 
-def unsupported_endpoints(timer: Callable[[], float] = time.monotonic) -> TTLCache[tuple[str, str], None]:
+def unsupported_endpoints(
+    timer: Callable[[], float] = time.monotonic,
+) -> TTLCache[tuple[str, str], None]:
     """What upstreams have nothing at, by name and endpoint; each is tried again after a time."""
     return TTLCache(MAX_UNSUPPORTED, UNSUPPORTED_FOR, timer)

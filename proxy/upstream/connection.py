@@ -1,7 +1,8 @@
-"""A session of aiohttp's a credential, and what its connections need so that no answer is another's or looks whole.
+"""A session of aiohttp's a credential, and what its connections need so that no answer is another's
+or looks whole.
 
-Bytes that nobody asked for close a connection, an answer that was broken off never looks complete, and a pooled
-connection that the upstream had closed already is told from one that failed.
+Bytes that nobody asked for close a connection, an answer that was broken off never looks complete,
+and a pooled connection that the upstream had closed already is told from one that failed.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ MIN_SECRET_LEN = 6
 
 
 class NoAnswer(aiohttp.ClientConnectionError):
-    """The connection was closed before an answer. None of those after which aiohttp sends a GET once more by itself."""
+    """The connection was closed before an answer. None of those after which aiohttp sends a GET
+    once more by itself.
+    """
 
 
 class StaleConnection(NoAnswer):
@@ -44,9 +47,10 @@ class StaleConnection(NoAnswer):
 class PooledConnection(ResponseHandler):
     """A connection that knows whether it has been used before and whether an answer has begun.
 
-    aiohttp takes bytes that come while no request is out for the next answer; here they close the connection.
-    ``waiting`` polls its socket for bytes, or the end, that are yet to be read; ``on_data`` is called when something
-    of the answer under way has come: bytes, its end, or what broke it.
+    aiohttp takes bytes that come while no request is out for the next answer; here they close the
+    connection. ``waiting`` polls its socket for bytes, or the end, that are yet to be read;
+    ``on_data`` is called when something of the answer under way has come: bytes, its end, or what
+    broke it.
     """
 
     idle = True
@@ -70,8 +74,12 @@ class PooledConnection(ResponseHandler):
 
     @property
     def should_close(self) -> bool:
-        """Also where not all has gone up that was to: the upstream has answered without reading it."""
-        return super().should_close or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+        """Also where not all has gone up that was to: the upstream has answered without
+        reading it.
+        """
+        return super().should_close or (
+            self.transport is not None and self.transport.get_write_buffer_size() > 0
+        )
 
     def set_response_params(self, **params: Any) -> None:
         self.idle = False
@@ -89,19 +97,25 @@ class PooledConnection(ResponseHandler):
             self.on_data()
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 - aiohttp's signature
-        """Only what was paused: aiohttp parses nothing, and resumes it, for each piece that is read."""
+        """Only what was paused: aiohttp parses nothing, and resumes it, for each piece that is
+        read.
+        """
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
     def set_exception(self, exc: BaseException, *cause: Any) -> None:
-        """An error ends also the body under way, which aiohttp leaves waiting after an illegal chunk."""
+        """An error ends also the body under way, which aiohttp leaves waiting after an illegal
+        chunk.
+        """
         if isinstance(exc, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
             exc = StaleConnection() if self.used and not self.begun else NoAnswer()
         super().set_exception(exc, *cause)
         self._break(exc)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes it for the end."""
+        """A reset breaks also an answer that only the end of the connection delimits; aiohttp takes
+        it for the end.
+        """
         if exc is not None:
             self._break(exc)
         super().connection_lost(exc)
@@ -111,7 +125,9 @@ class PooledConnection(ResponseHandler):
     def _break(self, exc: BaseException) -> None:
         payload = self._payload
         if payload is not None and not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(exc if isinstance(exc, TimeoutError) else aiohttp.ClientPayloadError("broken off"))
+            payload.set_exception(
+                exc if isinstance(exc, TimeoutError) else aiohttp.ClientPayloadError("broken off")
+            )
         if self.on_data is not None:
             self.on_data()
 
@@ -132,8 +148,9 @@ class Outgoing(msgspec.Struct, frozen=True):
 class OutgoingRequest(aiohttp.ClientRequest):
     """A request of the session's whose ``data`` is an :class:`Outgoing`, sent as it is.
 
-    aiohttp's headers are text, which it sends as UTF-8; those of a client may be any bytes. A whole body goes with them
-    in one call of the system, where aiohttp starts a task: with that, a small request costs a tenth more calls.
+    aiohttp's headers are text, which it sends as UTF-8; those of a client may be any bytes. A whole
+    body goes with them in one call of the system, where aiohttp starts a task: with that, a small
+    request costs a tenth more calls.
     """
 
     outgoing: Outgoing
@@ -145,7 +162,9 @@ class OutgoingRequest(aiohttp.ClientRequest):
         protocol = conn.protocol
         assert protocol is not None  # noqa: S101 - a connection that was just opened, or taken from its pool
         writer = StreamWriter(protocol, self.loop)
-        head, body, upload = self.outgoing.head, self.outgoing.body, None
+        head = self.outgoing.head
+        body = self.outgoing.body
+        upload = None
         if protocol.transport is not None:  # or it was closed at once: reading says why
             if isinstance(body, bytes):
                 protocol.transport.writelines((head, body) if body else (head,))
@@ -165,8 +184,12 @@ class OutgoingRequest(aiohttp.ClientRequest):
             stream_writer=writer,
         )
 
-    async def _upload(self, conn: Connection, writer: StreamWriter, parts: AsyncIterator[bytes]) -> None:
-        """Send a body as it streams in; what ends it too early is raised by whoever waits for the answer."""
+    async def _upload(
+        self, conn: Connection, writer: StreamWriter, parts: AsyncIterator[bytes]
+    ) -> None:
+        """Send a body as it streams in; what ends it too early is raised by whoever waits for the
+        answer.
+        """
         writer.length = self.outgoing.length
         writer.chunked = writer.length is None
         try:
@@ -197,7 +220,9 @@ class Connector(aiohttp.TCPConnector):
         return len(self._acquired), sum(map(len, self._conns.values()))
 
     def drop_idle(self) -> None:
-        waiting = [connection for connections in self._conns.values() for connection, _ in connections]
+        waiting = [
+            connection for connections in self._conns.values() for connection, _ in connections
+        ]
         self._conns.clear()
         for connection in waiting:
             connection.close()
@@ -228,7 +253,11 @@ class Pool:
 
 class Pools(Generic[K, V]):
     def __init__(
-        self, *, make: Callable[[], V], busy: Callable[[V], bool], close: Callable[[V], Awaitable[None]]
+        self,
+        *,
+        make: Callable[[], V],
+        busy: Callable[[V], bool],
+        close: Callable[[V], Awaitable[None]],
     ) -> None:
         self._make = make
         self._busy = busy
@@ -244,7 +273,9 @@ class Pools(Generic[K, V]):
         pool = self._pools[owner] = self._make()
         surplus = len(self._pools) - MAX_POOLS
         if surplus > 0:
-            idle = (key for key, each in self._pools.items() if key != owner and not self._busy(each))
+            idle = (
+                key for key, each in self._pools.items() if key != owner and not self._busy(each)
+            )
             for key in tuple(islice(idle, surplus)):
                 task = asyncio.ensure_future(self._close(self._pools.pop(key)))
                 self._closing.add(task)
@@ -267,7 +298,9 @@ class StreamBroken(Exception): ...
 
 
 class SecretMasker:
-    """Takes a secret out of bytes on their way, length for length; of an error's body also where it is in two parts."""
+    """Takes a secret out of bytes on their way, length for length; of an error's body also where it
+    is in two parts.
+    """
 
     def __init__(self, secret: bytes, *, whole: bool) -> None:
         self._secret = secret
@@ -287,7 +320,8 @@ class SecretMasker:
         return data[: len(data) - kept]
 
     def end(self) -> bytes:
-        held, self._held = self._held, b""
+        held = self._held
+        self._held = b""
         return held
 
 
@@ -311,7 +345,8 @@ class Answer(ABC):
     def close(self) -> None: ...
 
     async def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on after them.
+        """The body, or its first ``limit`` bytes: then ``ended`` is false and ``chunks`` goes on
+        after them.
 
         Raises what ``chunks`` raises.
         """
@@ -325,7 +360,8 @@ class Answer(ABC):
                     break
         body = b"".join(parts)
         if limit is not None and size > limit:
-            self._rest, body = body[limit:], body[:limit]
+            self._rest = body[limit:]
+            body = body[:limit]
             self.ended = False
         return body
 
@@ -333,8 +369,8 @@ class Answer(ABC):
 class HTTPAnswer(Answer):
     """An answer that came over a connection of Weir's own.
 
-    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in its answer would
-    show it to the client.
+    ``hidden`` is the operator's key that the request was sent with: an upstream that shows it in
+    its answer would show it to the client.
     """
 
     __slots__ = ("_masker", "_response", "_upstream")
@@ -357,7 +393,12 @@ class HTTPAnswer(Answer):
 
     async def read(self, limit: int | None = None) -> bytes:
         content = self._response.content
-        if not content.is_eof() or content.exception() or self._rest or content.total_bytes > (limit or math.inf):
+        if (
+            not content.is_eof()
+            or content.exception()
+            or self._rest
+            or content.total_bytes > (limit or math.inf)
+        ):
             return await super().read(limit)
         body = content.read_nowait()  # it is there as a whole, as most answers are with their head
         self.ended = True
@@ -373,14 +414,18 @@ class HTTPAnswer(Answer):
                 held.clear()
                 yield piece
 
-    async def pour(self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
-        """Write what is left of the body, each piece in the callback that it comes in, without a turn of the loop.
+    async def pour(
+        self, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]
+    ) -> bool:
+        """Write what is left of the body, each piece in the callback that it comes in, without a
+        turn of the loop.
 
-        It goes ``through`` a function first. True when the body is over, False as soon as ``write`` wants no more for
-        now; then this is to be called again. Raises what ``chunks`` raises. With aiohttp's ``iter_any`` a stream costs
-        a quarter more calls.
+        It goes ``through`` a function first. True when the body is over, False as soon as ``write``
+        wants no more for now; then this is to be called again. Raises what ``chunks`` raises. With
+        aiohttp's ``iter_any`` a stream costs a quarter more calls.
         """
-        rest, self._rest = self._rest, b""
+        rest = self._rest
+        self._rest = b""
         if rest and (piece := through(rest)) and not write(piece):
             return False
         content = self._response.content
@@ -393,7 +438,8 @@ class HTTPAnswer(Answer):
             is_refilled = True
             try:
                 while is_welcome and is_refilled and content.exception() is None:
-                    is_refilled = wire is not None and wire.is_held_back  # then reading may bring more at once
+                    # then reading may bring more at once
+                    is_refilled = wire is not None and wire.is_held_back
                     is_welcome = self._hand_on(content.read_nowait(), write, through)
             except Exception as error:  # noqa: BLE001 - raised by whoever waits
                 turn.set_exception(error)
@@ -418,7 +464,9 @@ class HTTPAnswer(Answer):
         self.ended = True
         return True
 
-    def _hand_on(self, piece: bytes, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]) -> bool:
+    def _hand_on(
+        self, piece: bytes, write: Callable[[bytes], bool | None], through: Callable[[bytes], bytes]
+    ) -> bool:
         """Whether more is welcome."""
         if piece and self._masker is not None:
             piece = self._masker.over(piece)
@@ -430,7 +478,9 @@ class HTTPAnswer(Answer):
         self.close()
         name = f"Upstream {self._upstream.name!r}"
         if isinstance(error, TimeoutError):
-            return UpstreamTimeout(f"{name} sent nothing for {self._upstream.timeout.idle:g} seconds.")
+            return UpstreamTimeout(
+                f"{name} sent nothing for {self._upstream.timeout.idle:g} seconds."
+            )
         return StreamBroken(f"{name} broke off its answer.")
 
     def close(self) -> None:

@@ -1,10 +1,13 @@
-"""Upstreams that litellm speaks to: what is asked, its way to the provider, its answer or what its exception means.
+"""Upstreams that litellm speaks to: what is asked, its way to the provider, its answer or what its
+exception means.
 
-litellm translates and does nothing else that it could: no callbacks, no log, no repetition, no redirect, no credential
-from the environment on a caller's behalf. A client's body never becomes its arguments: by ``api_base`` or ``fallbacks``
-a client could have the operator's key sent elsewhere (CVE-2024-6587).
+litellm translates and does nothing else that it could: no callbacks, no log, no repetition, no
+redirect, no credential from the environment on a caller's behalf. A client's body never becomes its
+arguments: by ``api_base`` or ``fallbacks`` a client could have the operator's key sent elsewhere
+(CVE-2024-6587).
 
-This module is loaded by :func:`proxy.upstream.client.providers_for`, and only where an upstream needs it.
+This module is loaded by :func:`proxy.upstream.client.providers_for`, and only where an upstream
+needs it.
 """
 
 import asyncio
@@ -30,7 +33,14 @@ from litellm.types.utils import is_litellm_owned_kwarg
 
 from proxy.access.destination import Headers
 from proxy.config.values import UpstreamSettings
-from proxy.errors import InvalidJSON, InvalidRequest, ProxyError, UpstreamEmpty, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import (
+    InvalidJSON,
+    InvalidRequest,
+    ProxyError,
+    UpstreamEmpty,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from proxy.upstream.connection import Answer, Pools, StreamBroken
 from proxy.wire.anthropic import REFUSALS
 from proxy.wire.raw import unnamed_event
@@ -44,7 +54,17 @@ SWITCHES: dict[str, object] = {
     "disable_aiohttp_trust_env": True,
     "REPEATED_STREAMING_CHUNK_LIMIT": sys.maxsize,
 }
-SDK = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "custom_openai", "mistral", "openrouter"})
+SDK = frozenset(
+    {
+        "openai",
+        "azure",
+        "azure_text",
+        "text-completion-openai",
+        "custom_openai",
+        "mistral",
+        "openrouter",
+    }
+)
 NO_KEY = "no-key"
 MAX_TEXT = 16_384
 NOT_A_FIELD = re.compile(
@@ -53,7 +73,9 @@ NOT_A_FIELD = re.compile(
     r"|(?:json_mode|is_vertex_request|deployment_id|model_list|shared_session|client|timeout|project|region|location"
     r"|organization|drop_params|additional_drop_params|enable_json_schema_validation)"
 )
-"""Names that steer litellm or its connection in one of its providers, so that no client may set them."""
+"""Names that steer litellm or its connection in one of its providers, so that no client may set
+them.
+"""
 COPIED = frozenset({b"traceparent", b"tracestate", b"anthropic-beta", b"http-referer", b"x-title"})
 RELAYED = re.compile(
     r"retry-after(?:-ms)?|x-should-retry|(?:x-)?request-id|cf-ray|x-ratelimit-.+|anthropic-.+|openai-.+"
@@ -64,13 +86,29 @@ _OWN_WORDS = re.compile(
     re.DOTALL,
 )
 _QUERY = re.compile(r"(https?://[^\s?\"'`<>]+)\?[^\s\"'`<>]*")
-_SPLIT_BY_HTTPX = {ord(character): ascii(character)[1:-1] for character in "\u2028\u2029"} | {0x85: "\\u0085"}
-"""Legal inside JSON, and no line ends in an event stream (WHATWG 9.2.5), but litellm drops what follows them."""
+_SPLIT_BY_HTTPX = {ord(character): ascii(character)[1:-1] for character in "\u2028\u2029"} | {
+    0x85: "\\u0085"
+}
+"""Legal inside JSON, and no line ends in an event stream (WHATWG 9.2.5), but litellm drops what
+follows them.
+"""
 _PROBLEMS: Sequence[tuple[tuple[type[BaseException], ...], type[ProxyError], str]] = (
-    ((httpx.ConnectTimeout,), UpstreamUnreachable, "could not be connected to within {connect:g} seconds."),
-    ((aiohttp.ClientConnectorError, ConnectionRefusedError), UpstreamUnreachable, "could not be connected to."),
+    (
+        (httpx.ConnectTimeout,),
+        UpstreamUnreachable,
+        "could not be connected to within {connect:g} seconds.",
+    ),
+    (
+        (aiohttp.ClientConnectorError, ConnectionRefusedError),
+        UpstreamUnreachable,
+        "could not be connected to.",
+    ),
     ((httpx.TimeoutException,), UpstreamTimeout, "did not answer in time."),
-    ((httpx.TransportError, ConnectionError), UpstreamUnreachable, "closed the connection without an answer."),
+    (
+        (httpx.TransportError, ConnectionError),
+        UpstreamUnreachable,
+        "closed the connection without an answer.",
+    ),
     ((StopAsyncIteration,), UpstreamUnreachable, "broke off its answer before it began."),
     ((json.JSONDecodeError,), UpstreamUnreachable, "sent an answer that cannot be read."),
 )
@@ -79,7 +117,9 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class _Pool:
-    """The connections of one credential; those on which nothing is asked go first where there are too many pools."""
+    """The connections of one credential; those on which nothing is asked go first where there are
+    too many pools.
+    """
 
     def __init__(self) -> None:
         context = get_ssl_configuration()
@@ -94,10 +134,11 @@ class _Pool:
 
 
 class _Line(httpx.AsyncBaseTransport):
-    """One call's way to the provider; ``received`` counts the bytes that came, pings of Anthropic's too.
+    """One call's way to the provider; ``received`` counts the bytes that came, pings of Anthropic's
+    too.
 
-    litellm asks again, on a new connection, after a connection was lost with a request on it; here that error looks
-    like one of those after which it does not.
+    litellm asks again, on a new connection, after a connection was lost with a request on it; here
+    that error looks like one of those after which it does not.
     """
 
     def __init__(self, pool: _Pool, connect: float) -> None:
@@ -146,16 +187,21 @@ class _Body(httpx.AsyncByteStream):
 class LitellmCalls:
     """The chat requests to one upstream.
 
-    An empty ``api_key`` in the configuration leaves the credential to the provider's own way of finding one, for
-    example the instance's AWS role. A caller without a credential of its own never gets that far.
+    An empty ``api_key`` in the configuration leaves the credential to the provider's own way of
+    finding one, for example the instance's AWS role. A caller without a credential of its own never
+    gets that far.
     """
 
     def __init__(self, upstream: UpstreamSettings) -> None:
         self.upstream = upstream
         self.name = f"Upstream {upstream.name!r}"
         self._provider = str(upstream.provider)
-        self._is_compatible = self._provider in SDK or self._provider in litellm.openai_compatible_providers
-        self._pools: Pools[bytes, _Pool] = Pools(make=_Pool, busy=lambda pool: bool(pool.lines), close=_Pool.close)
+        self._is_compatible = (
+            self._provider in SDK or self._provider in litellm.openai_compatible_providers
+        )
+        self._pools: Pools[bytes, _Pool] = Pools(
+            make=_Pool, busy=lambda pool: bool(pool.lines), close=_Pool.close
+        )
 
     async def send(self, *, body: bytes, credential: bytes, headers: Headers) -> Answer:
         """As :meth:`proxy.upstream.client.LitellmProvider.send`."""
@@ -171,7 +217,9 @@ class LitellmCalls:
         key = passed if self.upstream.passes_key else self.upstream.api_key.get_secret_value()
         line = _Line(self._pools.of(credential), timeout.connect)
         arguments = self._arguments(request) | {
-            "extra_headers": {n.lower().decode(): v.decode("latin-1") for n, v in headers if n.lower() in COPIED},
+            "extra_headers": {
+                n.lower().decode(): v.decode("latin-1") for n, v in headers if n.lower() in COPIED
+            },
             "api_key": key or None,
             "api_base": self.upstream.api_base,
             "timeout": timeout.first_byte,
@@ -180,7 +228,9 @@ class LitellmCalls:
             "_skip_mcp_handler": True,  # litellm's own MCP gateway
         }
         if not self._is_compatible:
-            arguments["client"] = AsyncHTTPHandler(transport=line, timeout=timeout.first_byte, follow_redirects=False)
+            arguments["client"] = AsyncHTTPHandler(
+                transport=line, timeout=timeout.first_byte, follow_redirects=False
+            )
         try:
             async with asyncio.timeout(timeout.first_byte) as limit:
                 reply = await litellm.acompletion(**arguments)
@@ -196,20 +246,28 @@ class LitellmCalls:
             await line.abort()
             if limit.expired():
                 seconds = f"{timeout.first_byte:g} seconds"
-                raise UpstreamTimeout(f"{self.name} did not begin to answer within {seconds}.") from None
+                raise UpstreamTimeout(
+                    f"{self.name} did not begin to answer within {seconds}."
+                ) from None
             if line.response is not None and line.response.status_code == 200 and not line.received:
                 raise UpstreamEmpty(f"{self.name} answered 200 with an empty body.") from None
             return self.refusal(error, key)
         return StreamedAnswer(self, reply, first, line=line, key=key)
 
     def _arguments(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The client's fields as litellm takes them: by name what it translates, all others as they are."""
+        """The client's fields as litellm takes them: by name what it translates, all others as they
+        are.
+        """
         fields = {name: value for name, value in request.items() if value is not None}
         model = str(fields.pop("model", ""))
         named: dict[str, Any] = {
-            "model": model if model.startswith(f"{self._provider}/") else f"{self._provider}/{model}"
+            "model": model
+            if model.startswith(f"{self._provider}/")
+            else f"{self._provider}/{model}"
         }
-        steering = {name for name in fields if is_litellm_owned_kwarg(name) or NOT_A_FIELD.fullmatch(name)}
+        steering = {
+            name for name in fields if is_litellm_owned_kwarg(name) or NOT_A_FIELD.fullmatch(name)
+        }
         if self._is_compatible:
             names = (fields.keys() & DEFAULT_CHAT_COMPLETION_PARAM_VALUES.keys()) - steering
             named |= {name: fields.pop(name) for name in names}
@@ -225,24 +283,39 @@ class LitellmCalls:
     def refusal(self, error: BaseException, key: str) -> "WholeAnswer":
         """The error that the provider answered with, in its own words and OpenAI's shape.
 
-        litellm's own status and text are not always the provider's: Anthropic's 413 becomes a 400 and its 529 a 500.
-        What the provider said is further down the chain of the exception. Raises what kept it from an answer.
+        litellm's own status and text are not always the provider's: Anthropic's 413 becomes a 400
+        and its 529 a 500. What the provider said is further down the chain of the exception. Raises
+        what kept it from an answer.
         """
         causes = tuple(_causes(error))
-        own = [cause for cause in causes if any(b.__module__ == "litellm.exceptions" for b in type(cause).__mro__)]
+        own = [
+            cause
+            for cause in causes
+            if any(b.__module__ == "litellm.exceptions" for b in type(cause).__mro__)
+        ]
         refused = next((cause for cause in own if 400 <= _status(cause) < 500), None)
         is_overflow = any(isinstance(cause, litellm.ContextWindowExceededError) for cause in causes)
         for cause in causes:
-            if isinstance(cause, httpx.HTTPStatusError | openai.APIStatusError) and cause not in own:
+            if (
+                isinstance(cause, httpx.HTTPStatusError | openai.APIStatusError)
+                and cause not in own
+            ):
                 response = cause.response
                 if response.status_code < 400:
-                    text = f"{self.name} answered with status {response.status_code}, which Weir does not follow."
+                    text = (
+                        f"{self.name} answered with status {response.status_code}, which Weir does"
+                        " not follow."
+                    )
                     raise UpstreamUnreachable(text) from None
                 headers = _relayed(response.headers.items())
-                return self._refusal(response.status_code, response.text, key, headers, is_overflow=is_overflow)
+                return self._refusal(
+                    response.status_code, response.text, key, headers, is_overflow=is_overflow
+                )
         for kinds, problem, text in _PROBLEMS:
             if any(isinstance(cause, kinds) for cause in causes):
-                raise problem(f"{self.name} {text.format(connect=self.upstream.timeout.connect)}") from None
+                raise problem(
+                    f"{self.name} {text.format(connect=self.upstream.timeout.connect)}"
+                ) from None
         stated = next((cause for cause in causes if cause not in own and _status(cause)), None)
         if stated is not None:
             status = max(_status(stated), 500) if refused is None else _status(refused)
@@ -252,10 +325,14 @@ class LitellmCalls:
             return self._refusal(_status(refused), text, key, is_overflow=is_overflow)
         names = ", ".join(type(cause).__name__ for cause in causes)
         log.warning("litellm could not serve upstream %s: %s", self.upstream.name, names)
-        problem_text = f"{self.name} could not be asked: the request could not be put into its form."
+        problem_text = (
+            f"{self.name} could not be asked: the request could not be put into its form."
+        )
         raise UpstreamUnreachable(problem_text) from None
 
-    def _refusal(self, status: int, text: str, key: str, headers: Headers = (), *, is_overflow: bool) -> "WholeAnswer":
+    def _refusal(
+        self, status: int, text: str, key: str, headers: Headers = (), *, is_overflow: bool
+    ) -> "WholeAnswer":
         text = text[:MAX_TEXT]
         said = _error_in(text)
         message = said.get("message")
@@ -279,19 +356,27 @@ class LitellmCalls:
 
 
 def providers(upstreams: Sequence[UpstreamSettings]) -> dict[str, LitellmCalls]:
-    """One for each upstream, by its name; litellm is set up for them, and loads what their providers need."""
+    """One for each upstream, by its name; litellm is set up for them, and loads what their
+    providers need.
+    """
     for name, value in SWITCHES.items():
         setattr(litellm, name, value)
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logging.getLogger(name).disabled = True
     found = {upstream.name: LitellmCalls(upstream) for upstream in upstreams}
     for provider in {upstream.provider for upstream in upstreams}:
-        with contextlib.suppress(Exception):  # the first request will say what is wrong with the provider
+        # the first request will say what is wrong with the provider
+        with contextlib.suppress(Exception):
             hello = [{"role": "user", "content": "-"}]
             litellm.completion(
-                f"{provider}/-", messages=hello, api_key=NO_KEY, mock_response="-", _skip_mcp_handler=True
+                f"{provider}/-",
+                messages=hello,
+                api_key=NO_KEY,
+                mock_response="-",
+                _skip_mcp_handler=True,
             )
-            importlib.import_module("litellm.litellm_core_utils.default_encoding")  # else with the first request
+            # else with the first request
+            importlib.import_module("litellm.litellm_core_utils.default_encoding")
     return found
 
 
@@ -302,7 +387,8 @@ class WholeAnswer(Answer):
         self._rest = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        rest, self._rest = self._rest, b""
+        rest = self._rest
+        self._rest = b""
         if rest:
             yield rest
         self.ended = True
@@ -313,7 +399,9 @@ class WholeAnswer(Answer):
 class StreamedAnswer(Answer):
     """A stream of litellm's as server-sent events, each sent on as it comes."""
 
-    def __init__(self, calls: LitellmCalls, stream: Any, first: Any, *, line: _Line, key: str) -> None:
+    def __init__(
+        self, calls: LitellmCalls, stream: Any, first: Any, *, line: _Line, key: str
+    ) -> None:
         super().__init__(200, (EVENTS, *provider_headers(stream)))
         self._calls = calls
         self._stream = stream
@@ -323,7 +411,8 @@ class StreamedAnswer(Answer):
         self._closing: asyncio.Task[None] | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        rest, self._rest = self._rest, b""
+        rest = self._rest
+        self._rest = b""
         if rest:
             yield rest
         broken = StreamBroken(f"{self._calls.name} broke off its answer.")
@@ -352,7 +441,9 @@ class StreamedAnswer(Answer):
         raise broken
 
     async def _next(self) -> Any:
-        """The next chunk; UpstreamTimeout where nothing has come over the line for ``idle`` seconds."""
+        """The next chunk; UpstreamTimeout where nothing has come over the line for ``idle``
+        seconds.
+        """
         idle = self._calls.upstream.timeout.idle
         following = asyncio.ensure_future(anext(self._stream))
         received = -1
@@ -372,7 +463,8 @@ class StreamedAnswer(Answer):
 
     async def _abort(self) -> None:
         await self._line.abort()
-        with contextlib.suppress(Exception):  # the stream is given up; how it ends is nobody's business
+        # the stream is given up; how it ends is nobody's business
+        with contextlib.suppress(Exception):
             await self._stream.aclose()
 
 
@@ -384,7 +476,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if isinstance(cause, BaseException) and id(cause) not in seen:
             seen.add(id(cause))
             yield cause
-            waiting += [getattr(cause, "original_exception", None), cause.__cause__, cause.__context__]
+            waiting += [
+                getattr(cause, "original_exception", None),
+                cause.__cause__,
+                cause.__context__,
+            ]
 
 
 def _status(cause: BaseException) -> int:
@@ -430,9 +526,13 @@ def provider_headers(reply: Any) -> Headers:
 
 
 def _is_invented_end(stream: Any, chunk: Any) -> bool:
-    """Whether litellm made up the finish reason of a stream that ended without one (it says ``stop``)."""
+    """Whether litellm made up the finish reason of a stream that ended without one (it says
+    ``stop``).
+    """
     ends = any(getattr(choice, "finish_reason", None) for choice in chunk.choices)
-    known = getattr(stream, "received_finish_reason", "") or getattr(stream, "intermittent_finish_reason", None)
+    known = getattr(stream, "received_finish_reason", "") or getattr(
+        stream, "intermittent_finish_reason", None
+    )
     return ends and known is None
 
 

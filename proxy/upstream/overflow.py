@@ -1,17 +1,20 @@
 """Reads an upstream's refusal, or its answer, as what was too much and how much of it may be.
 
-A refusal is a kind and perhaps two numbers: the most that the upstream takes, and what it found. Kinds are tokens
-(CONTEXT, and COMPLETION where the answer is counted in), how long an answer may be, how many images, how large one of
-them, how many entries of the array, the bytes of the body, and what is nothing that a smaller request would cure.
-The wordings of all of them are tables in ``overflow_rules``. What becomes of each is one way for all: it is remembered
-for the upstream and the model (``proxy.models.limits``), the request is planned again within it and sent again, and
-from then on every request is planned within it beforehand.
+A refusal is a kind and perhaps two numbers: the most that the upstream takes, and what it found.
+Kinds are tokens (CONTEXT, and COMPLETION where the answer is counted in), how long an answer may
+be, how many images, how large one of them, how many entries of the array, the bytes of the body,
+and what is nothing that a smaller request would cure. The wordings of all of them are tables in
+``overflow_rules``. What becomes of each is one way for all: it is remembered for the upstream and
+the model (``proxy.models.limits``), the request is planned again within it and sent again, and from
+then on every request is planned within it beforehand.
 
-The order is: codes and statuses of rate limits, explicit wordings, measures other than tokens, output caps, and only
-then sentences in which something is over what is called a context. A 413 that says nothing else is about bytes.
+The order is: codes and statuses of rate limits, explicit wordings, measures other than tokens,
+output caps, and only then sentences in which something is over what is called a context. A 413 that
+says nothing else is about bytes.
 
-The finish reason ``length`` says two things: the model wrote as much as it was asked for, the client's own wish, or the
-window left it less; then the reserve was too small and the answer is not whole.
+The finish reason ``length`` says two things: the model wrote as much as it was asked for, the
+client's own wish, or the window left it less; then the reserve was too small and the answer is not
+whole.
 """
 
 import re
@@ -22,7 +25,15 @@ import msgspec
 
 from proxy.tap import NO_USAGE, usage_from
 from proxy.upstream import overflow_rules as rules
-from proxy.upstream.overflow_rules import ErrorReport, Numbers, decode, failure_in, plain, read_numbers, take_apart
+from proxy.upstream.overflow_rules import (
+    ErrorReport,
+    Numbers,
+    decode,
+    failure_in,
+    plain,
+    read_numbers,
+    take_apart,
+)
 
 BODY_HEAD = 65_536
 WINDOW_FULL = "model_context_window_exceeded"  # Anthropic's stop reason
@@ -35,12 +46,13 @@ MAX_LIMIT = 20_000_000
 class Kind(StrEnum):
     """What an answer says about size.
 
-    CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens`` does not, so
-    that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is above what the model may write,
-    which is no overflow. BINDING: thinking stands behind something else than what it was signed for.
-    CHANGED: reasoning does not stand as it was given. RATE: tokens a minute, quota, credit. IMAGES: more of them than
-    are taken; IMAGE_SIDE and IMAGE_BYTES: one is too large, MANY_IMAGES_SIDE: too large for one of many. ENTRIES: the
-    array of messages is too long. BYTES: the body is too large. PAYLOAD: a field is too long or too large.
+    CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens``
+    does not, so that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is
+    above what the model may write, which is no overflow. BINDING: thinking stands behind something
+    else than what it was signed for. CHANGED: reasoning does not stand as it was given. RATE:
+    tokens a minute, quota, credit. IMAGES: more of them than are taken; IMAGE_SIDE and IMAGE_BYTES:
+    one is too large, MANY_IMAGES_SIDE: too large for one of many. ENTRIES: the array of messages is
+    too long. BYTES: the body is too large. PAYLOAD: a field is too long or too large.
     """
 
     NONE = "none"
@@ -67,8 +79,10 @@ class Verdict(msgspec.Struct, frozen=True):
     """What the upstream said, in tokens or what the kind is about; None where it gave no number.
 
     Attributes:
-        limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was named.
-        requested: prompt plus completion where both are given, else the total or the prompt as stated; for other kinds
+        limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was
+        named.
+        requested: prompt plus completion where both are given, else the total or the prompt as
+        stated; for other kinds
             what was found in the request.
         input_limit: ``limit`` bounds the prompt alone.
         at_least: ``prompt`` is a lower bound.
@@ -99,12 +113,18 @@ NONE = Verdict(Kind.NONE)
 
 
 def classify(status: int, body: bytes, *, window: int | None = None) -> Verdict:
-    """What a whole response says about size; never raises. ``window`` is what Weir believes, in tokens."""
+    """What a whole response says about size; never raises. ``window`` is what Weir believes, in
+    tokens.
+    """
     text = body[:BODY_HEAD].decode("utf-8", "replace").strip()
     if not text or rules.NO_BODY.match(plain(text[:64])):
         return _by_status(status)
     value = decode(text)
-    return _classify_success(value, window=window) if status < 400 else _judge(status, take_apart(value))
+    return (
+        _classify_success(value, window=window)
+        if status < 400
+        else _judge(status, take_apart(value))
+    )
 
 
 def classify_event(data: bytes) -> Verdict:
@@ -119,14 +139,22 @@ def classify_event(data: bytes) -> Verdict:
 
 
 def classify_answer(
-    finish_reason: str | None, *, prompt: int | None, completion: int | None, max_tokens: int | None, window: int | None
+    finish_reason: str | None,
+    *,
+    prompt: int | None,
+    completion: int | None,
+    max_tokens: int | None,
+    window: int | None,
 ) -> Verdict:
-    """What a successful answer says: the window ran out, or the upstream cut the prompt, or nothing.
+    """What a successful answer says: the window ran out, or the upstream cut the prompt, or
+    nothing.
 
     An ordinary length stop (``max_tokens`` reached, or room left in the window) is NONE.
     """
     total = prompt + completion if prompt is not None and completion is not None else prompt
-    seen = Verdict(Kind.CONTEXT, limit=window, prompt=prompt, completion=completion, requested=total)
+    seen = Verdict(
+        Kind.CONTEXT, limit=window, prompt=prompt, completion=completion, requested=total
+    )
     if finish_reason == WINDOW_FULL:
         return msgspec.structs.replace(seen, kind=Kind.COMPLETION if completion else Kind.CONTEXT)
     if prompt is None or prompt <= 0:
@@ -141,8 +169,17 @@ def classify_answer(
     if reached or total is None:
         return NONE
     if window is not None:  # n_ctx reached while generating (llama.cpp)
-        return msgspec.structs.replace(seen, kind=Kind.COMPLETION) if total >= window - WINDOW_SLACK else NONE
-    if max_tokens is None and total >= 1024 and _power_of_two(total) and not _power_of_two(completion):
+        return (
+            msgspec.structs.replace(seen, kind=Kind.COMPLETION)
+            if total >= window - WINDOW_SLACK
+            else NONE
+        )
+    if (
+        max_tokens is None
+        and total >= 1024
+        and _power_of_two(total)
+        and not _power_of_two(completion)
+    ):
         return msgspec.structs.replace(seen, kind=Kind.COMPLETION, limit=total, doubtful=True)
     return NONE
 
@@ -168,7 +205,8 @@ def ending_of(
     """What stopped an answer with these finish reasons; None if it came to its own end.
 
     Args:
-        reasons: one for each choice; with several of them ``completion`` is the sum of all, and says nothing.
+        reasons: one for each choice; with several of them ``completion`` is the sum of all, and
+        says nothing.
         prompt: tokens as reported, else as estimated; None if neither is known.
         completion: tokens as reported.
         max_tokens: what the client asked for.
@@ -180,14 +218,19 @@ def ending_of(
     if clamped or WINDOW_FULL in reasons:
         return Ending.RESERVE_EXHAUSTED
     if completion is None or len(reasons) > 1:
-        full = None not in (prompt, max_tokens, window) and (window or 0) - (prompt or 0) < (max_tokens or 0)
+        full = None not in (prompt, max_tokens, window) and (window or 0) - (prompt or 0) < (
+            max_tokens or 0
+        )
         return Ending.RESERVE_EXHAUSTED if full else Ending.OUTPUT_CAP
-    verdict = classify_answer("length", prompt=prompt, completion=completion, max_tokens=max_tokens, window=window)
+    verdict = classify_answer(
+        "length", prompt=prompt, completion=completion, max_tokens=max_tokens, window=window
+    )
     return Ending.OUTPUT_CAP if verdict.kind is Kind.NONE else Ending.RESERVE_EXHAUSTED
 
 
 def plausible_limit(verdict: Verdict) -> int | None:
-    """The limit if it may be learned, tokens: it was exceeded by the numbers beside it, if there are any.
+    """The limit if it may be learned, tokens: it was exceeded by the numbers beside it, if there
+    are any.
 
     None for wordings whose number is known to be wrong in some build (vLLM of about 0.15).
     """
@@ -216,8 +259,11 @@ def _classify_success(value: object, *, window: int | None) -> Verdict:
         return _judge_inner(failure)
     if not isinstance(value, dict):
         return NONE
-    usage, reason = usage_from(value.get("usage")) or NO_USAGE, _finish_reason(value)
-    return classify_answer(reason, prompt=usage.prompt, completion=usage.completion, max_tokens=None, window=window)
+    usage = usage_from(value.get("usage")) or NO_USAGE
+    reason = _finish_reason(value)
+    return classify_answer(
+        reason, prompt=usage.prompt, completion=usage.completion, max_tokens=None, window=window
+    )
 
 
 def _finish_reason(value: dict[str, object]) -> str | None:
@@ -241,7 +287,9 @@ def _judge(status: int, report: ErrorReport) -> Verdict:
     coded = bool(report.codes & rules.OVERFLOW_CODES)
     explicit = next((text for text in report.texts if _explicit(text)), None)
     rated = bool(report.codes & rules.RATE_CODES)
-    rated = rated or (not coded and any(rule.search(text) for text in report.texts for rule in rules.RATE))
+    rated = rated or (
+        not coded and any(rule.search(text) for text in report.texts for rule in rules.RATE)
+    )
     if rated or status in (429, 529) or (status == 503 and not coded and explicit is None):
         return _rate(report)
     if any(rules.BOUND in text for text in report.texts):
@@ -272,7 +320,11 @@ def _measured(report: ErrorReport) -> Verdict | None:
         head = text[: rules.HEAD]
         for rule in rules.MEASURES:
             if rule.said.search(head):
-                return Verdict(Kind(rule.kind), limit=_amount(rule.most, head), requested=_amount(rule.found, head))
+                return Verdict(
+                    Kind(rule.kind),
+                    limit=_amount(rule.most, head),
+                    requested=_amount(rule.found, head),
+                )
     return Verdict(Kind.BYTES) if report.codes & rules.BODY_CODES else None
 
 
@@ -336,10 +388,14 @@ def _not_overflow(text: str) -> Verdict | None:
     if batch:
         tokens = int(batch.group(1))
         return Verdict(Kind.NONE, limit=int(batch.group(2)), prompt=tokens, requested=tokens)
-    if any(rules.chained(text, *rule) for rule in rules.CAPS) and not rules.chained(text, *rules.SUMMED):
+    if any(rules.chained(text, *rule) for rule in rules.CAPS) and not rules.chained(
+        text, *rules.SUMMED
+    ):
         if rules.CAP_GUARD.search(text):
             return NONE
-        limit = next((n for n in (_group(p.search(text)) for p in rules.CAP_LIMITS) if n is not None), None)
+        limit = next(
+            (n for n in (_group(p.search(text)) for p in rules.CAP_LIMITS) if n is not None), None
+        )
         asked = _group(rules.CAP_ASKED.search(text))
         return Verdict(Kind.OUTPUT_CAP, limit=limit, completion=asked, requested=asked)
     if rules.PAYLOAD.search(text) or (
@@ -370,7 +426,10 @@ def _overflow(report: ErrorReport, said: str | None) -> Verdict:
 
 def _kind(verdict: Verdict, texts: Sequence[str]) -> Kind:
     if verdict.input_limit or verdict.limit is None:
-        would = any("max_tokens would exceed" in text or "max_tokens exceeds the context" in text for text in texts)
+        would = any(
+            "max_tokens would exceed" in text or "max_tokens exceeds the context" in text
+            for text in texts
+        )
         return Kind.COMPLETION if would else Kind.CONTEXT
     asks_more = verdict.requested is not None and verdict.requested > verdict.limit
     fits = verdict.prompt is not None and verdict.prompt < verdict.limit

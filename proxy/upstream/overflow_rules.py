@@ -1,8 +1,10 @@
-"""Error bodies taken apart, and the wordings by which they say that a prompt does not fit or only seem to.
+"""Error bodies taken apart, and the wordings by which they say that a prompt does not fit or only
+seem to.
 
-Bodies are JSON, JSON in a string, arrays, SSE lines, SDK dumps or plain text. Every pattern is bounded: literal words,
-``[0-9]{1,12}`` and gaps of at most 80 characters, because error text is hostile input (unbounded lazy gaps take
-seconds on 3,000 characters). They expect text from ``plain``.
+Bodies are JSON, JSON in a string, arrays, SSE lines, SDK dumps or plain text. Every pattern is
+bounded: literal words, ``[0-9]{1,12}`` and gaps of at most 80 characters, because error text is
+hostile input (unbounded lazy gaps take seconds on 3,000 characters). They expect text from
+``plain``.
 """
 
 import html
@@ -16,7 +18,8 @@ import msgspec
 
 HEAD = 1024
 
-BOUND = "bound to a different conversation"  # Anthropic, of thinking behind an array that was changed
+# Anthropic, of thinking behind an array that was changed
+BOUND = "bound to a different conversation"
 CHANGED = re.compile(
     r"`?thinking`? (?:or `?redacted_thinking`? )?blocks in the latest assistant message cannot be modified"
     r"|invalid `?signature`? in `?thinking`? block"
@@ -50,16 +53,39 @@ OVERFLOW_CODES = frozenset(
 )
 RATE_CODES = frozenset(
     {
-        *("rate_limit_exceeded", "rate_limit_error", "ratelimitexceeded", "ratelimitreached", "ratelimiterror"),
-        *("tpm_rate_limit_exceeded", "rpm_rate_limit_exceeded", "too_many_requests", "toomanyrequests"),
+        *(
+            "rate_limit_exceeded",
+            "rate_limit_error",
+            "ratelimitexceeded",
+            "ratelimitreached",
+            "ratelimiterror",
+        ),
+        *(
+            "tpm_rate_limit_exceeded",
+            "rpm_rate_limit_exceeded",
+            "too_many_requests",
+            "toomanyrequests",
+        ),
         *("insufficient_quota", "quota_exceeded", "quotaexceeded", "exceeded_current_quota_error"),
-        *("resource_exhausted", "resourceexhausted", "insufficient_balance", "billing_hard_limit_reached"),
-        *("throttlingexception", "throttling", "throttling.allocationquota", "throttling.ratequota"),
+        *(
+            "resource_exhausted",
+            "resourceexhausted",
+            "insufficient_balance",
+            "billing_hard_limit_reached",
+        ),
+        *(
+            "throttlingexception",
+            "throttling",
+            "throttling.allocationquota",
+            "throttling.ratequota",
+        ),
         *("overloaded_error", "server_overloaded"),
         *("1302", "1303", "1305"),  # Zhipu: concurrency, frequency, tokens a minute
     }
 )
-PAYLOAD_CODES = frozenset({"string_above_max_length", "array_above_max_length", "characters_too_long"})
+PAYLOAD_CODES = frozenset(
+    {"string_above_max_length", "array_above_max_length", "characters_too_long"}
+)
 BODY_CODES = frozenset({"request_too_large", "payload_too_large"})
 OTHER_CODES = frozenset(
     {
@@ -110,10 +136,14 @@ OVER = re.compile(
     r"|(?:does|do|did|will|would) ?(?:not|nt) fit|cant fit|cannot fit"
     r"|must be (?:less|fewer|smaller|shorter|<)|must have less|tokens? (?:>|is more))|> ?\d"
 )
-_SUBJECT = re.compile(r"\b(?:prompt|text|inputs?|messages?|conversation|history|request|query|sequence|chat)\b")
+_SUBJECT = re.compile(
+    r"\b(?:prompt|text|inputs?|messages?|conversation|history|request|query|sequence|chat)\b"
+)
 _LONG = re.compile(r"\btoo (?:long|large|big)\b")
 _UNIT = re.compile(r"\b(?:models?|tokens?|llm|context)\b")
-_MORE = re.compile(r"\b(?:exceeds?|exceeded|longer than|larger than|greater than|more than|above|over)\b")
+_MORE = re.compile(
+    r"\b(?:exceeds?|exceeded|longer than|larger than|greater than|more than|above|over)\b"
+)
 _COUNT = re.compile(
     r"\b(?:prompt|input|request(?:ed)?|total|number of|message)(?:[ _-](?:input|prompt))?[ _-]tokens?\b|\btoken count\b"
 )
@@ -142,7 +172,9 @@ GENERIC = (
     SUMMED,
 )
 """Chains of patterns that follow one another in a sentence, and the largest gap in characters."""
-CONDITION = re.compile(r"\b(?:if|when|whenever|unless|whether|unknown|unrecognized|truncation|set to|so that)\b")
+CONDITION = re.compile(
+    r"\b(?:if|when|whenever|unless|whether|unknown|unrecognized|truncation|set to|so that)\b"
+)
 GUARD = re.compile(
     r"\b(?:if|when|whenever|unless|whether|parameter|unknown|unrecognized|unsupported|not supported|does not support"
     r"|beta|header|must be (?:a|an|one of|positive|set|greater|at least)|"
@@ -156,9 +188,15 @@ MIN_SENTENCE_LEN = 4
 MAX_SENTENCES = 40
 
 _PHRASES = (
-    ("OpenAI, DeepSeek, vLLM, OpenRouter, SGLang", r"maximum context length (?:is|of|was|:)? ?\(?\d"),
+    (
+        "OpenAI, DeepSeek, vLLM, OpenRouter, SGLang",
+        r"maximum context length (?:is|of|was|:)? ?\(?\d",
+    ),
     ("OpenAI gpt-5", r"input tokens exceed the configured limit"),
-    ("various", r"exceeds? (?:(?:the|this|your|models?|available|max(?:imum)?|allowed) ){0,4}context(?! deadline)\b"),
+    (
+        "various",
+        r"exceeds? (?:(?:the|this|your|models?|available|max(?:imum)?|allowed) ){0,4}context(?! deadline)\b",
+    ),
     ("Anthropic, Baidu, Tencent, Ollama", r"prompt (?:tokens )?(?:is )?too (?:long|large)"),
     ("Anthropic, Bedrock, Vertex", r"input length and max_tokens exceed context limit"),
     ("various", r"max_tokens (?:would )?exceeds? (?:the )?context"),
@@ -177,7 +215,10 @@ _PHRASES = (
     ("Zhipu", r"prompt exceeds max length|prompt ?超长"),
     ("DashScope, Xunfei", r"range of input length should be"),
     ("Cohere", r"total number of tokens (?:\([a-z ]{0,40}\)|in the prompt) cannot exceed"),
-    ("Together, SGLang, vLLM", r"longer than the (?:models?|maximum) (?:maximum )?(?:context|model) length"),
+    (
+        "Together, SGLang, vLLM",
+        r"longer than the (?:models?|maximum) (?:maximum )?(?:context|model) length",
+    ),
     ("watsonx", r"input tokens \d{1,12} cannot exceed the total tokens? limit"),
     ("Poolside, Baseten, SGLang", r"exceeds the maximum allowed (?:input )?length"),
     ("GitHub Copilot", r"prompt token count of \d{1,12} exceeds"),
@@ -187,15 +228,24 @@ _PHRASES = (
     ("TGI", r"inputs must have less than \d{1,12} tokens"),
     ("llama.cpp", r"context size has been exceeded"),
     ("llama-cpp-python", r"requested tokens \(\d{1,12}\) exceed context window"),
-    ("various", r"context (?:length|window|size|limit)[ _](?:has been |was |is )?(?:exceeded|overflow|reached|full)"),
-    ("Ollama", r"out of context space|context is full|ran out of context|prompt is longer than the context"),
+    (
+        "various",
+        r"context (?:length|window|size|limit)[ _](?:has been |was |is )?(?:exceeded|overflow|reached|full)",
+    ),
+    (
+        "Ollama",
+        r"out of context space|context is full|ran out of context|prompt is longer than the context",
+    ),
     ("Ollama, DashScope", r"input length exceeds the (?:context|max)"),
     ("Ollama, ctransformers", r"exceeded max(?:imum)? context length"),
     ("LM Studio", r"to keep from the initial prompt is greater than the context"),
     ("LM Studio", r"trying to keep the first"),
     ("LM Studio", r"n_keep \(?:? ?\d{1,12}\)? ?>="),
     ("TensorRT-LLM, NIM", r"sum of prompt length.{0,60}should not exceed max_seq_len"),
-    ("TensorRT-LLM", r"prompt length.{0,20}exceeds? (?:the )?max(?:imum)? (?:input|sequence) length"),
+    (
+        "TensorRT-LLM",
+        r"prompt length.{0,20}exceeds? (?:the )?max(?:imum)? (?:input|sequence) length",
+    ),
     ("SiliconFlow", r"prompt_tokens \(\d{1,12}\) must be less than max_seq_len"),
     ("DS4", r"prompt has \d{1,12} tokens.{0,10} but the configured context size"),
     ("various", r"tokens in request more than max tokens allowed"),
@@ -214,16 +264,26 @@ PHRASES = _compiled(*(pattern for _, pattern in _PHRASES))
 """Wordings that say outright that the prompt does not fit, and who words it so."""
 _CN_OVER = re.compile(r"超长|过长|太长|超出|超过|超限|大于")
 CHINESE = (
-    ((re.compile(r"上下文|输入|提示词?|请求|对话|会话|消息|内容|文本|prompt|tokens?"), _CN_OVER), 24),
+    (
+        (re.compile(r"上下文|输入|提示词?|请求|对话|会话|消息|内容|文本|prompt|tokens?"), _CN_OVER),
+        24,
+    ),
     ((_CN_OVER, re.compile(r"上下文|最大输入|token|窗口")), 16),
     ((re.compile(r"压缩上下文"),), 0),
-    ((re.compile(r"コンテキスト|トークン|컨텍스트|토큰"), re.compile(r"超え|超過|長すぎ|초과")), 24),
+    (
+        (re.compile(r"コンテキスト|トークン|컨텍스트|토큰"), re.compile(r"超え|超過|長すぎ|초과")),
+        24,
+    ),
 )
 CHINESE_GUARD = re.compile(
     r"字节|字符|图片|图像|文件|大小|次数|个数|条数|时长|超时|时间|最大输出|输出长度|max_tokens|\bmb\b|温度|用量|账户"
 )
-CHINESE_TOKENS = re.compile(r"tokens?|コンテキスト|トークン|컨텍스트|토큰|上下文|超长|过长|太长|长度|窗口")
-LAST_RESORT = re.compile(r"too many tokens|token limit (?:exceeded|reached)|exceed(?:s|ed)? (?:the )?tokens? limit")
+CHINESE_TOKENS = re.compile(
+    r"tokens?|コンテキスト|トークン|컨텍스트|토큰|上下文|超长|过长|太长|长度|窗口"
+)
+LAST_RESORT = re.compile(
+    r"too many tokens|token limit (?:exceeded|reached)|exceed(?:s|ed)? (?:the )?tokens? limit"
+)
 
 INPUT_LIMIT = re.compile(
     r"maximum prompt length|input tokens exceed the configured limit|range of input length|inputs must have less"
@@ -232,7 +292,9 @@ INPUT_LIMIT = re.compile(
     r"|maximum number of (?:input|prompt) tokens|最大输入"
 )
 DOUBTFUL = re.compile(rf"input tokens plus {N} max_(?:completion_)?tokens")
-"""vLLM of about 0.15: one build prints the window less ``max_tokens`` as the maximum context length."""
+"""vLLM of about 0.15: one build prints the window less ``max_tokens`` as the maximum context
+length.
+"""
 AT_LEAST = re.compile(r"at least \d{1,12} (?:input|prompt)|\bn_keep\b|trying to keep the first")
 BATCH = re.compile(rf"input \(({N}) tokens\) is too large to process.{{0,60}}batch size: ({N})")
 
@@ -241,7 +303,9 @@ _MAX_TOKENS = re.compile(
     r"max(?:imum)? ?(?:completion|output|new|generated) ?tokens\b|\boutput token limit|"
     r"maximum (?:allowed )?number of (?:output|completion) tokens|最大输出"
 )
-_BARE_MAX = re.compile(r"\bmax(?:imum)? tokens\b|\bmaxtokens\b|maximum number of tokens you requested")
+_BARE_MAX = re.compile(
+    r"\bmax(?:imum)? tokens\b|\bmaxtokens\b|maximum number of tokens you requested"
+)
 _CAPPED = re.compile(
     r"too (?:large|high|big|many)|less than|lower than|at most|[<>]=?|(?:above|the) maximum|must not|exceeds?\b"
     r"|exceeded|greater than|larger than|cannot be|should be|must be|\brange\b|between|超|范围|大于|不能|上限"
@@ -271,7 +335,9 @@ CAP_ASKED = re.compile(
     rf"|value of|got) ?({N})"
 )
 
-SIZED = re.compile(r"exceed|max|limit|\btoo\b|more than|less than|longer|larger|at most|greater|超|限制|上限")
+SIZED = re.compile(
+    r"exceed|max|limit|\btoo\b|more than|less than|longer|larger|at most|greater|超|限制|上限"
+)
 PAYLOAD = re.compile(
     r"string too long|array too long|expected maxlength"
     r"|(?:payload|file|image|message|upload) size|exceeds the maximum size"
@@ -283,7 +349,8 @@ UNITS = re.compile(
 
 
 class Measure(NamedTuple):
-    """A limit of something else than tokens: its kind, the wordings, and those that name it or what was sent.
+    """A limit of something else than tokens: its kind, the wordings, and those that name it or what
+    was sent.
 
     The first group of ``most`` is the number, the second its unit where it is in bytes.
     """
@@ -308,7 +375,9 @@ _MOST_ITEMS = _compiled(
     rf"image=({N})",
 )
 _FOUND_ITEMS = _compiled(
-    rf"got (?:an array with length )?({N})", rf"\(({N})\) exceeds?", rf": ({N}) (?:images?|messages?)"
+    rf"got (?:an array with length )?({N})",
+    rf"\(({N})\) exceeds?",
+    rf": ({N}) (?:images?|messages?)",
 )
 MEASURES = (
     Measure(
@@ -318,7 +387,9 @@ MEASURES = (
     ),
     Measure(
         "image_side",
-        re.compile(r"image dimensions? exceeds? max|image (?:is )?too large(?: for model)?: ?\d{1,6} ?x ?\d"),
+        re.compile(
+            r"image dimensions? exceeds? max|image (?:is )?too large(?: for model)?: ?\d{1,6} ?x ?\d"
+        ),
         _compiled(rf"size: ({N}) pixels"),
     ),
     Measure(
@@ -415,7 +486,9 @@ def plain(text: str) -> str:
 
 
 def decode(text: str) -> object:
-    """The JSON value in ``text``, also behind a prefix such as ``400`` or ``data:``, else ``text`` itself."""
+    """The JSON value in ``text``, also behind a prefix such as ``400`` or ``data:``, else ``text``
+    itself.
+    """
     if text.startswith(("data:", "event:", "id:", ":")):
         lines = [line[5:].strip() for line in text.splitlines()[:32] if line.startswith("data:")]
         parsed = [value for line in lines if isinstance(value := _decode_json(line), dict | list)]
@@ -433,7 +506,9 @@ def _decode_json(text: str) -> object:
             value, _ = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+        if isinstance(value, dict) or (
+            isinstance(value, list) and value and isinstance(value[0], dict)
+        ):
             return value if start == 0 else [{"message": text[:start]}, value]
     return None
 
@@ -447,21 +522,63 @@ def failure_in(value: object) -> object | None:
     response = value.get("response")
     if isinstance(response, dict) and response.get("error"):
         return response
-    marked = value.get("type") == "error" or value.get("object") == "error" or value.get("success") is False
+    marked = (
+        value.get("type") == "error"
+        or value.get("object") == "error"
+        or value.get("success") is False
+    )
     if value.get("error") or value.get("errors") or marked:
         return value
-    answered = any(key in value for key in ("choices", "content", "output", "delta", "usage", "object"))
-    stated = any(isinstance(value.get(key), str) for key in ("message", "msg", "error_msg", "detail"))
-    return value if stated and not answered and not str(value.get("type", "")).startswith("response.") else None
+    answered = any(
+        key in value for key in ("choices", "content", "output", "delta", "usage", "object")
+    )
+    stated = any(
+        isinstance(value.get(key), str) for key in ("message", "msg", "error_msg", "detail")
+    )
+    return (
+        value
+        if stated and not answered and not str(value.get("type", "")).startswith("response.")
+        else None
+    )
 
 
 _CODE_KEYS = frozenset(
-    {"code", "type", "status", "reason", "error_code", "errorcode", "error_type", "errortype", "__type", "name"}
+    {
+        "code",
+        "type",
+        "status",
+        "reason",
+        "error_code",
+        "errorcode",
+        "error_type",
+        "errortype",
+        "__type",
+        "name",
+    }
 )
 _TEXT_KEYS = frozenset(
     {
-        *("message", "msg", "error", "error_msg", "errormsg", "error_message", "errormessage", "status_msg"),
-        *("detail", "details", "title", "description", "raw", "body", "reason", "error_description", "cause"),
+        *(
+            "message",
+            "msg",
+            "error",
+            "error_msg",
+            "errormsg",
+            "error_message",
+            "errormessage",
+            "status_msg",
+        ),
+        *(
+            "detail",
+            "details",
+            "title",
+            "description",
+            "raw",
+            "body",
+            "reason",
+            "error_description",
+            "cause",
+        ),
     }
 )
 _NESTED_KEYS = frozenset(
@@ -471,13 +588,23 @@ _NESTED_KEYS = frozenset(
     }
 )
 _STATUS_KEYS = frozenset(
-    {"code", "status", "http_status_code", "status_code", "statuscode", "http_status", "raw_status_code"}
+    {
+        "code",
+        "status",
+        "http_status_code",
+        "status_code",
+        "statuscode",
+        "http_status",
+        "raw_status_code",
+    }
 )
 
 
 @dataclass(slots=True)
 class ErrorReport:
-    """An error body taken apart: normalised messages, lower-case codes, numbers by field, a status if one is in it."""
+    """An error body taken apart: normalised messages, lower-case codes, numbers by field, a status
+    if one is in it.
+    """
 
     texts: list[str] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
@@ -510,7 +637,11 @@ class ErrorReport:
         if key in _CODE_KEYS and (number is not None or isinstance(item, str)):
             self.codes.add(str(item)[:64])
         if key in _STATUS_KEYS and self.status is None:
-            digits = str(item) if number is not None or (isinstance(item, str) and len(item) == 3) else ""
+            digits = (
+                str(item)
+                if number is not None or (isinstance(item, str) and len(item) == 3)
+                else ""
+            )
             self.status = int(digits) if re.fullmatch(r"[45]\d\d", digits) else None
         if number is not None:
             self.numbers[key] = number
@@ -522,7 +653,9 @@ def take_apart(value: object) -> ErrorReport:
     found.walk(value, depth=0, nested=0)
     found.texts = list(dict.fromkeys(filter(None, map(plain, found.texts[:MAX_TEXTS]))))
     found.codes = {code.strip().lower() for code in found.codes}
-    found.codes.update(match.group(1) for text in found.texts for match in CODE_IN_TEXT.finditer(text))
+    found.codes.update(
+        match.group(1) for text in found.texts for match in CODE_IN_TEXT.finditer(text)
+    )
     return found
 
 
@@ -533,7 +666,8 @@ _RANGE = re.compile(rf"input length should be \[\d{{1,3}}, ?({N})\]")
 _NUMBER = re.compile(rf"(?<![\w.\-/])({N})(?![\w]|\.\d|%)")
 _CUT = re.compile(r"[.;,!?。]| but | while | however ")
 
-# Roles of a number, from the words after it and before it; ``part`` is one of a prompt that is given in pieces.
+# Roles of a number, from the words after it and before it; ``part`` is one of a prompt that is
+# given in pieces.
 _AFTER = {
     role: re.compile(" ?(?:tokens? )?(?:" + words + ")")
     for role, words in {
@@ -570,7 +704,9 @@ _BEFORE = {
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """What one message states, in tokens; ``requested`` is prompt plus completion, else the total, else the prompt."""
+    """What one message states, in tokens; ``requested`` is prompt plus completion, else the total,
+    else the prompt.
+    """
 
     limit: int | None = None
     prompt: int | None = None
@@ -579,7 +715,9 @@ class Numbers(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> int:
-        return sum(n is not None for n in (self.limit, self.prompt, self.completion, self.requested))
+        return sum(
+            n is not None for n in (self.limit, self.prompt, self.completion, self.requested)
+        )
 
 
 def read_numbers(text: str) -> Numbers:
@@ -603,19 +741,30 @@ def _by_role(text: str) -> Numbers:
     roles: dict[str, list[int]] = {}
     last = 0
     for match in islice(_NUMBER.finditer(text), MAX_NUMBERS):
-        role = _role(text[max(last, match.start() - 64) : match.start()], text[match.end() : match.end() + 40])
+        role = _role(
+            text[max(last, match.start() - 64) : match.start()],
+            text[match.end() : match.end() + 40],
+        )
         last = match.end()
         number = int(match.group(1))
         if not (match.start() == 0 and 400 <= number < 600):  # a status
             roles.setdefault(role, []).append(number)
-    limits, parts = roles.get("limit", []), roles.get("part", [])
+    limits = roles.get("limit", [])
+    parts = roles.get("part", [])
     limit, prompt, completion, total = (
         next(iter(roles.get(role, ())), None) for role in ("limit", "prompt", "completion", "total")
     )
     if parts:
         prompt = sum(dict.fromkeys(parts))
-    if limits and prompt is None and total is None and completion is None and max(limits) > min(limits):
-        limit, prompt = min(limits), max(limits)
+    if (
+        limits
+        and prompt is None
+        and total is None
+        and completion is None
+        and max(limits) > min(limits)
+    ):
+        limit = min(limits)
+        prompt = max(limits)
     if prompt is not None and completion is not None:
         return Numbers(limit, prompt, completion, prompt + completion)
     return Numbers(limit, prompt, completion, prompt if total is None else total)
@@ -628,9 +777,11 @@ def _role(before: str, after: str) -> str:
         if pattern.match(after):
             return role
     tail = _CUT.split(before)[-1]
-    best, reach = "none", -1
+    best = "none"
+    reach = -1
     for role, pattern in _BEFORE.items():
         end = max((m.end() for m in pattern.finditer(tail)), default=-1)
         if end > reach:
-            best, reach = role, end
+            best = role
+            reach = end
     return best

@@ -10,7 +10,9 @@ from proxy.wire.codec import CHAT, Codec, objects_in
 from proxy.wire.raw import Raw, split_array
 from proxy.wire.responses import RESPONSES
 
-CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in (CHAT, RESPONSES, MESSAGES)})
+CODECS: Mapping[str, Codec] = MappingProxyType(
+    {codec.name: codec for codec in (CHAT, RESPONSES, MESSAGES)}
+)
 """By what the endpoint's path begins with."""
 _OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
@@ -24,6 +26,8 @@ def view_of_stored(raw: Raw) -> Mapping[str, Any]:
         return {}
     if elements[0].get("type") is not None:
         return RESPONSES.view(data)
-    if len(elements) > 1 or any(block.get("type") in _OF_MESSAGES for block in dicts_in(elements[0].get("content"))):
+    if len(elements) > 1 or any(
+        block.get("type") in _OF_MESSAGES for block in dicts_in(elements[0].get("content"))
+    ):
         return MESSAGES.view(data)
     return CHAT.view(data)

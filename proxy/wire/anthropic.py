@@ -1,12 +1,14 @@
 """Anthropic's Messages: ``POST /v1/messages``.
 
-Segments are: one assistant message (adjacent ones together); each ``tool_result`` block of a user message, as role
-``tool``; what else stands in such a message, as role ``user``; every other message as it is. The top-level ``system``
-stands before them. What Weir adds to a user's turn becomes a block of it, because strict hosts refuse two user messages
-after one another; results stand first in their turn, and a ``system`` message between others follows a user's and
-precedes an assistant's (platform.claude.com, "Handle tool calls", "Mid-conversation system messages").
+Segments are: one assistant message (adjacent ones together); each ``tool_result`` block of a user
+message, as role ``tool``; what else stands in such a message, as role ``user``; every other message
+as it is. The top-level ``system`` stands before them. What Weir adds to a user's turn becomes a
+block of it, because strict hosts refuse two user messages after one another; results stand first in
+their turn, and a ``system`` message between others follows a user's and precedes an assistant's
+(platform.claude.com, "Handle tool calls", "Mid-conversation system messages").
 
-Thinking, redacted thinking, signatures and what the provider's own tools left are never changed and never read.
+Thinking, redacted thinking, signatures and what the provider's own tools left are never changed and
+never read.
 """
 
 import json
@@ -20,7 +22,15 @@ import msgspec
 from policies.effects import Summarize
 from policies.ledger import EditKind
 from proxy.errors import ContextLengthExceeded, ProxyError
-from proxy.wire.chat import MARK, SEALED, THINKING_TYPES, marked_message, marker_within, reply_of, without_media
+from proxy.wire.chat import (
+    MARK,
+    SEALED,
+    THINKING_TYPES,
+    marked_message,
+    marker_within,
+    reply_of,
+    without_media,
+)
 from proxy.wire.codec import (
     ERROR,
     NAMING_WORDS,
@@ -54,10 +64,20 @@ from proxy.wire.raw import (
     write_value,
 )
 
-SIGNATURE_CHARS, SEALED_CHARS = 16 / 3, 4.0
-"""Characters of a signature, and of sealed data, for a token: what was thought is about three quarters as long."""
-GONE = "(Earlier messages of this conversation were removed here to fit the model's context window.)"
-_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "pause_turn": "stop", "tool_use": "tool_calls"}
+SIGNATURE_CHARS = 16 / 3
+SEALED_CHARS = 4.0
+"""Characters of a signature, and of sealed data, for a token: what was thought is about three
+quarters as long.
+"""
+GONE = (
+    "(Earlier messages of this conversation were removed here to fit the model's context window.)"
+)
+_FINISH = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "tool_use": "tool_calls",
+}
 REFUSALS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -67,7 +87,9 @@ REFUSALS = {
     429: "rate_limit_error",
 }
 _ERRORS = REFUSALS | {503: "overloaded_error", 504: "timeout_error"}
-"""Types of errors by their status (docs.anthropic.com, "Errors"); those not listed there go by their hundred."""
+"""Types of errors by their status (docs.anthropic.com, "Errors"); those not listed there go by
+their hundred.
+"""
 
 
 class _Shape(msgspec.Struct):
@@ -87,7 +109,8 @@ _BLOCKS = msgspec.json.Decoder(list[_Block])
 
 
 class TurnPart(RawSegment):
-    """Some blocks of a user message, as a message of its own; ``whole`` is the message that they came in.
+    """Some blocks of a user message, as a message of its own; ``whole`` is the message that they
+    came in.
 
     It is part number ``place`` of ``parts``; ``whole`` is empty for what Weir adds.
     """
@@ -138,7 +161,9 @@ class MessagesCodec(Codec):
         identity = read_value(whole.get("id", b"null"))
         if not isinstance(identity, str) or bytes(whole.get("type", b"")) != b'"message"':
             return None
-        return _given(identity, bytes(whole.get("content", b"[]")), read_value(whole.get("usage", b"null")))
+        return _given(
+            identity, bytes(whole.get("content", b"[]")), read_value(whole.get("usage", b"null"))
+        )
 
     def schema_of(self, request: ClientRequest) -> Any:
         asked = request.value("output_config")
@@ -148,7 +173,9 @@ class MessagesCodec(Codec):
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
         wall = 1 + max((n for n, raw in enumerate(elements) if _is_wall(raw)), default=-1)
         found: list[Raw] = [Compacted(raw) for raw in elements[:wall]]
-        for is_reply, group in groupby(map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"):
+        for is_reply, group in groupby(
+            map(_shaped, elements[wall:]), key=lambda each: each[1].role == "assistant"
+        ):
             if is_reply:
                 found.append(b",".join(raw for raw, _ in group))
             else:
@@ -163,7 +190,9 @@ class MessagesCodec(Codec):
         if not messages:
             return {}
         blocks = [block for message in messages for block in _blocks_of(message.get("content"))]
-        marks = [found for each in (*messages, *blocks) if isinstance(found := each.get(MARK), dict)]
+        marks = [
+            found for each in (*messages, *blocks) if isinstance(found := each.get(MARK), dict)
+        ]
         mark = {MARK: marks[0]} if marks else {}
         role = messages[0].get("role")
         if role == "assistant":
@@ -178,13 +207,19 @@ class MessagesCodec(Codec):
         if isinstance(raw, TurnPart | SystemField) or not _is_reply(raw):
             value = first_object(bare)
             content = value.get("content")
-            first = content[0] if isinstance(content, list) and content and isinstance(content[0], dict) else {}
+            first = (
+                content[0]
+                if isinstance(content, list) and content and isinstance(content[0], dict)
+                else {}
+            )
             if isinstance(raw, TurnPart) and first.get("type") == "tool_result":
                 value["content"] = [_other_result(first, kind, text)]
             elif kind is EditKind.MEDIA:
                 value = without_media(value, text.split("\n"))
             else:
-                value["content"] = [{"type": "text", "text": text or GONE, **marker_within(content)}]
+                value["content"] = [
+                    {"type": "text", "text": text or GONE, **marker_within(content)}
+                ]
             return like(raw, write_value(value))
         elements = objects_in(bare)
         for element in elements:
@@ -195,12 +230,17 @@ class MessagesCodec(Codec):
     def bare(self, element: Mapping[str, Any]) -> Mapping[str, Any]:
         bare = super().bare(element)
         if isinstance(blocks := bare.get("content"), list):
-            blocks = [super(MessagesCodec, self).bare(each) if isinstance(each, dict) else each for each in blocks]
+            blocks = [
+                super(MessagesCodec, self).bare(each) if isinstance(each, dict) else each
+                for each in blocks
+            ]
             bare = {**bare, "content": blocks}
         return bare
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        return TurnPart(message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}])))
+        return TurnPart(
+            message_of("user", write_value([{"type": "text", "text": text or GONE, **markers}]))
+        )
 
     def extended(self, raw: Raw, text: str) -> Raw:
         value = first_object(raw)
@@ -239,7 +279,9 @@ class MessagesCodec(Codec):
             "messages": [{"role": "user", "content": effect.prompt}],
         }
         if effect.schema:
-            asked["output_config"] = {"format": {"type": "json_schema", "schema": dict(effect.schema)}}
+            asked["output_config"] = {
+                "format": {"type": "json_schema", "schema": dict(effect.schema)}
+            }
         return asked
 
     def completion(self, value: Any) -> Any:
@@ -273,12 +315,21 @@ class MessagesCodec(Codec):
         return DONE if kind == "message_stop" else value if kind in (None, "error") else {}
 
     def error_body(self, error: ProxyError) -> bytes:
-        """An error in Anthropic's shape; what does not fit in the words after which Claude Code compacts."""
+        """An error in Anthropic's shape; what does not fit in the words after which Claude Code
+        compacts.
+        """
         message = error.message
         if isinstance(error, ContextLengthExceeded) and error.weir is not None:
-            buckets, window, reserve = (error.weir.get(name) for name in ("buckets", "window", "reserve"))
-            if isinstance(buckets, Mapping) and isinstance(window, int) and isinstance(reserve, int):
-                used, most = error.weir.get("used", sum(buckets.values())), error.weir.get("cap", window - reserve)
+            buckets, window, reserve = (
+                error.weir.get(name) for name in ("buckets", "window", "reserve")
+            )
+            if (
+                isinstance(buckets, Mapping)
+                and isinstance(window, int)
+                and isinstance(reserve, int)
+            ):
+                used = error.weir.get("used", sum(buckets.values()))
+                most = error.weir.get("cap", window - reserve)
                 message = f"prompt is too long: {used} tokens > {most} maximum. {message}"
         return write_value(_error(error, message))
 
@@ -307,12 +358,17 @@ def _parts_of(raw: Raw, shape: _Shape) -> Iterator[Raw]:
     if not results:
         yield raw
         return
-    blocks, whole = split_array(content) or (), bytes(raw)
+    blocks = split_array(content) or ()
+    whole = bytes(raw)
     groups = [[block] for block, kind in zip(blocks, kinds, strict=True) if kind == "tool_result"]
-    if others := [block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"]:
+    if others := [
+        block for block, kind in zip(blocks, kinds, strict=True) if kind != "tool_result"
+    ]:
         groups.append(others)
     for place, group in enumerate(groups):
-        yield TurnPart.of(message_of("user", array_of(group)), whole=whole, place=place, parts=len(groups))
+        yield TurnPart.of(
+            message_of("user", array_of(group)), whole=whole, place=place, parts=len(groups)
+        )
 
 
 def _is_reply(raw: Raw) -> bool:
@@ -327,23 +383,35 @@ def _role(raw: Raw) -> str:
 def _is_wall(raw: Raw) -> bool:
     if _WALL.search(raw) is None:
         return False
-    return any(block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content")))
+    return any(
+        block.get("type") == "compaction" for block in _blocks_of(first_object(raw).get("content"))
+    )
 
 
 def _blocks_of(content: object) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
-    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    return (
+        [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    )
 
 
 def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
+    texts = []
+    others = []
+    calls = []
+    thoughts = []
+    sealed = 0.0
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            texts.append({k: v for k, v in block.items() if v is not None})  # SDKs send ``"citations": null`` or not
+            # SDKs send ``"citations": null`` or not
+            texts.append({k: v for k, v in block.items() if v is not None})
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"), ensure_ascii=False)}
+            function = {
+                "name": block.get("name"),
+                "arguments": json.dumps(block.get("input"), ensure_ascii=False),
+            }
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind in THINKING_TYPES:
             thought = block.get("thinking")
@@ -372,22 +440,29 @@ def _other_result(block: Mapping[str, Any], kind: EditKind | None, text: str) ->
     return {**block, "content": said}
 
 
-def _other_reply(blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str) -> list[dict[str, Any]]:
+def _other_reply(
+    blocks: Sequence[dict[str, Any]], kind: EditKind | None, text: str
+) -> list[dict[str, Any]]:
     if kind in (EditKind.REASONING, EditKind.UNBOUND):
         return [block for block in blocks if block.get("type") not in THINKING_TYPES]
     texts = [n for n, block in enumerate(blocks) if block.get("type") == "text"]
     if not texts:
         return [*blocks, {"type": "text", "text": text}] if text and not blocks else list(blocks)
     said = {"type": "text", "text": text or GONE, **marker_within([blocks[n] for n in texts])}
-    kept = [said if n == texts[0] else block for n, block in enumerate(blocks) if n == texts[0] or n not in texts]
+    kept = [
+        said if n == texts[0] else block
+        for n, block in enumerate(blocks)
+        if n == texts[0] or n not in texts
+    ]
     return [block for block in kept if block.get("type") not in THINKING_TYPES]
 
 
 def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
-    """The messages between two of an assistant's; ``places`` are those of the client's segments by their identity.
+    """The messages between two of an assistant's; ``places`` are those of the client's segments by
+    their identity.
 
-    As they came where nothing is changed in them. Else one user message has all blocks, results first, and messages
-    of the system stand behind it.
+    As they came where nothing is changed in them. Else one user message has all blocks, results
+    first, and messages of the system stand behind it.
     """
     if _is_as_it_came(segments, places):
         whole = [raw.whole if isinstance(raw, TurnPart) else raw for raw in segments]
@@ -409,7 +484,8 @@ def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
     at = places.get(id(segments[0]))
     if at is None or any(places.get(id(raw)) != at + n for n, raw in enumerate(segments)):
         return False
-    first, last = segments[0], segments[-1]
+    first = segments[0]
+    last = segments[-1]
     begins = not isinstance(first, TurnPart) or first.place == 0
     return begins and (not isinstance(last, TurnPart) or last.place == last.parts - 1)
 
@@ -419,7 +495,11 @@ def raw_blocks(raw: Raw) -> Sequence[Raw]:
     if bytes(content)[:1] == b"[":
         return split_array(content) or ()
     said = read_value(content)
-    return (write_value({"type": "text", "text": said}),) if isinstance(said, str) and said.strip() else ()
+    return (
+        (write_value({"type": "text", "text": said}),)
+        if isinstance(said, str) and said.strip()
+        else ()
+    )
 
 
 def with_content(message: Raw, content: bytes) -> bytes:
@@ -427,9 +507,15 @@ def with_content(message: Raw, content: bytes) -> bytes:
 
 
 def _usage(said: object) -> object:
-    """A usage object whose context is that of the last call of the model, where it lists several."""
+    """A usage object whose context is that of the last call of the model, where it lists
+    several.
+    """
     rounds = said.get("iterations") if isinstance(said, dict) else None
-    messages = [each for each in rounds if isinstance(each, dict) and each.get("type") == "message"] if rounds else []
+    messages = (
+        [each for each in rounds if isinstance(each, dict) and each.get("type") == "message"]
+        if rounds
+        else []
+    )
     if not isinstance(said, dict) or not messages:
         return said
     asked = {k: v for k, v in messages[-1].items() if "input" in k}
@@ -446,7 +532,11 @@ def _started(event: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if block.get("type") == "tool_use":
         function = {"name": block.get("name"), "arguments": ""}
-        return {"tool_calls": [{"index": event.get("index"), "id": block.get("id"), "function": function}]}
+        return {
+            "tool_calls": [
+                {"index": event.get("index"), "id": block.get("id"), "function": function}
+            ]
+        }
     return {"content": block["text"]} if block.get("text") else {"begun": block.get("type")}
 
 
@@ -455,23 +545,34 @@ def _added(event: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(delta, dict):
         return {}
     if delta.get("type") == "input_json_delta":
-        return {"tool_calls": [{"index": event.get("index"), "function": {"arguments": delta.get("partial_json")}}]}
+        return {
+            "tool_calls": [
+                {"index": event.get("index"), "function": {"arguments": delta.get("partial_json")}}
+            ]
+        }
     if delta.get("type") == "thinking_delta":
         return {"reasoning_content": delta.get("thinking")}
     return {"content": delta["text"]} if delta.get("type") == "text_delta" else {}
 
 
 def _given(identity: str, content: bytes, usage: object) -> GivenAnswer:
-    return GivenAnswer(id=identity, elements=b'{"role":"assistant","content":' + content + b"}", usage=_usage(usage))
+    return GivenAnswer(
+        id=identity,
+        elements=b'{"role":"assistant","content":' + content + b"}",
+        usage=_usage(usage),
+    )
 
 
 def _streamed(stream: bytes) -> GivenAnswer | None:
-    identity, usage, blocks = None, dict[str, Any](), list[dict[str, Any]]()
+    identity = None
+    usage = dict[str, Any]()
+    blocks = list[dict[str, Any]]()
     for event in Decoder().feed(stream + b"\n\n"):
         value = read_value(event.data)
         kind, value = (value.get("type"), value) if isinstance(value, dict) else (None, {})
         if kind == "message_start":
-            identity, usage = value["message"].get("id"), dict(value["message"].get("usage") or {})
+            identity = value["message"].get("id")
+            usage = dict(value["message"].get("usage") or {})
         elif kind == "content_block_start":
             blocks.append(dict(value["content_block"]))
         elif kind == "content_block_delta" and blocks:
@@ -479,14 +580,18 @@ def _streamed(stream: bytes) -> GivenAnswer | None:
         elif kind == "content_block_stop" and blocks and not close(blocks[-1]):
             return None
         elif kind == "message_delta":
-            usage |= {name: said for name, said in (value.get("usage") or {}).items() if said is not None}
+            usage |= {
+                name: said for name, said in (value.get("usage") or {}).items() if said is not None
+            }
         elif kind == "message_stop" and isinstance(identity, str):
             return _given(identity, write_value(blocks), usage)
     return None
 
 
 def grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add what a stream says next of a block; arguments of a call stay text until :func:`close` reads them."""
+    """Add what a stream says next of a block; arguments of a call stay text until :func:`close`
+    reads them.
+    """
     for name, more in delta.items():
         if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), more]
@@ -495,7 +600,9 @@ def grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def close(block: dict[str, Any]) -> bool:
-    """Whether the block is whole: not where the arguments of its call are no JSON; then it is left without."""
+    """Whether the block is whole: not where the arguments of its call are no JSON; then it is left
+    without.
+    """
     if (told := block.pop("partial_json", None)) is None:
         return True
     block["input"] = read_value(told.encode("utf-8", "surrogatepass") or b"{}")

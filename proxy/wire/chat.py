@@ -1,11 +1,13 @@
 """A chat message as it is read: what planning has to know of it, its digest, its cache markers.
 
-Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's content. Anthropic
-takes four in a request at most, and none that lives an hour behind one that lives five minutes (its page on prompt
-caching). So there are never more than the client sent, unless the policy asks for one:
+Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's
+content. Anthropic takes four in a request at most, and none that lives an hour behind one that
+lives five minutes (its page on prompt caching). So there are never more than the client sent,
+unless the policy asks for one:
 
 * content that is replaced keeps its last marker;
-* the marker of a message that a summary stands for goes to the summary, if the order of lifetimes allows it there;
+* the marker of a message that a summary stands for goes to the summary, if the order of lifetimes
+  allows it there;
 * with what is dropped without a summary its marker goes too.
 """
 
@@ -25,7 +27,8 @@ from proxy.wire.raw import Raw, read_value, write_value
 
 MARKERS = ("cache_control", "prompt_cache_breakpoint")
 _WORDS = tuple(f'"{name}"'.encode() for name in MARKERS)
-HOUR, MINUTES = 3_600, 300
+HOUR = 3_600
+MINUTES = 300
 
 
 def dicts_in(items: object) -> list[dict[str, Any]]:
@@ -42,7 +45,8 @@ def marker_within(content: object) -> dict[str, Any]:
 
 
 def content_with(text: str, markers: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    """``text`` as a message's content: one part that carries the markers, a string where there are none.
+    """``text`` as a message's content: one part that carries the markers, a string where there are
+    none.
 
     Empty text stays a string: Anthropic refuses an empty block, with a marker above all.
     """
@@ -50,24 +54,31 @@ def content_with(text: str, markers: Mapping[str, Any]) -> str | list[dict[str, 
 
 
 def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]) -> dict[str, Any]:
-    """The markers that a summary takes over: those of the last marked message that is not in the array any more.
+    """The markers that a summary takes over: those of the last marked message that is not in the
+    array any more.
 
-    Empty if there is no summary or no such message, or if a marker that lives an hour would come to stand behind one
-    that lives five minutes.
+    Empty if there is no summary or no such message, or if a marker that lives an hour would come to
+    stand behind one that lives five minutes.
     """
     place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
     if place is None:
         return {}
     kept = {piece.index for piece in pieces}
     gone = [messages[index] for index in range(len(messages) - 1, -1, -1) if index not in kept]
-    if not _has_words(b"".join(gone)):  # one search in all of it takes a fraction of the time of one in each
+    # one search in all of it takes a fraction of the time of one in each
+    if not _has_words(b"".join(gone)):
         return {}
     found = next((all_of[-1] for raw in gone if (all_of := _all_markers(raw))), None)
     if found is None:
         return {}
     mine = _lifetime(found)
     before, after = (
-        [_lifetime(each) for piece in side if piece.index is not None for each in _all_markers(messages[piece.index])]
+        [
+            _lifetime(each)
+            for piece in side
+            if piece.index is not None
+            for each in _all_markers(messages[piece.index])
+        ]
         for side in (pieces[:place], pieces[place:])
     )
     return found if min(before, default=HOUR) >= mine >= max(after, default=MINUTES) else {}
@@ -77,12 +88,18 @@ def _all_markers(raw: Raw) -> list[dict[str, Any]]:
     if not _has_words(bytes(raw)):
         return []
     elements = read_value(b"[" + raw + b"]")
-    blocks = (block for value in elements for block in _blocks(value)) if isinstance(elements, list) else ()
+    blocks = (
+        (block for value in elements for block in _blocks(value))
+        if isinstance(elements, list)
+        else ()
+    )
     return [found for block in blocks if (found := markers_of(block))]
 
 
 def _has_words(data: bytes) -> bool:
-    """Whether a marker's name stands in these bytes at all; CPython searches from the end in half the time."""
+    """Whether a marker's name stands in these bytes at all; CPython searches from the end in half
+    the time.
+    """
     return any(data.rfind(word) >= 0 for word in _WORDS)
 
 
@@ -132,8 +149,24 @@ _CANONICAL = msgspec.json.Encoder(order="sorted")
 # What real clients change between two sends of the same message.
 NOT_SEMANTIC = frozenset(
     {
-        *("cache_control", "prompt_cache_breakpoint", "index", "id", "item_id", "call_id", "tool_call_id", "status"),
-        *("annotations", "parsed", "parsed_arguments", "audio", "provider_specific_fields", "extra_content"),
+        *(
+            "cache_control",
+            "prompt_cache_breakpoint",
+            "index",
+            "id",
+            "item_id",
+            "call_id",
+            "tool_call_id",
+            "status",
+        ),
+        *(
+            "annotations",
+            "parsed",
+            "parsed_arguments",
+            "audio",
+            "provider_specific_fields",
+            "extra_content",
+        ),
         *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", MARK, SEALED),
     }
 )
@@ -145,7 +178,9 @@ def read_message(raw: Raw) -> Mapping[str, Any]:
 
 
 def read_messages(raws: Sequence[Raw]) -> Sequence[Mapping[str, Any]]:
-    """Messages read at once, as each is by itself where that fails: what one says must not depend on its neighbours."""
+    """Messages read at once, as each is by itself where that fails: what one says must not depend
+    on its neighbours.
+    """
     try:
         values = msgspec.json.decode(b"[" + b",".join(raws) + b"]")
     except (ValueError, RecursionError):
@@ -154,7 +189,9 @@ def read_messages(raws: Sequence[Raw]) -> Sequence[Mapping[str, Any]]:
 
 
 def message_of(value: Mapping[str, Any], tokens: int) -> Message:
-    role, content, answers = value.get("role"), value.get("content"), value.get("tool_call_id")
+    role = value.get("role")
+    content = value.get("content")
+    answers = value.get("tool_call_id")
     answers = answers if isinstance(answers, str) else None
     if content and role and type(content) is type(role) is str and value.keys() <= PLAIN:
         keep = True if role in WORD_ROLES and KEEP_WORD in content else None
@@ -165,7 +202,9 @@ def message_of(value: Mapping[str, Any], tokens: int) -> Message:
         role=role,
         digest=digest_of(value),
         tokens=tokens,
-        call_ids=tuple(_call_ids(value)) if "tool_calls" in value or "function_call" in value else (),
+        call_ids=tuple(_call_ids(value))
+        if "tool_calls" in value or "function_call" in value
+        else (),
         answers=answers,
         keep=_keep(value, role, content),
         media=_media_in(content),
@@ -174,7 +213,9 @@ def message_of(value: Mapping[str, Any], tokens: int) -> Message:
 
 
 def _thought(value: Mapping[str, Any], tokens: int) -> int:
-    return max(1, min(tokens - 1, int(value[SEALED]) + len(str(value.get("reasoning_content") or "")) // 4))
+    return max(
+        1, min(tokens - 1, int(value[SEALED]) + len(str(value.get("reasoning_content") or "")) // 4)
+    )
 
 
 def _call_ids(value: Mapping[str, Any]) -> list[str]:
@@ -184,7 +225,9 @@ def _call_ids(value: Mapping[str, Any]) -> list[str]:
 
 
 def _is_text(part: object) -> bool:
-    return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in ("text", "refusal"))
+    return isinstance(part, str) or (
+        isinstance(part, dict) and part.get("type") in ("text", "refusal")
+    )
 
 
 def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
@@ -195,7 +238,9 @@ def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
 
 
 def is_own(part: object) -> bool:
-    """Whether a part of a content is its speaker's own words; what is not known is data that he hands over."""
+    """Whether a part of a content is its speaker's own words; what is not known is data that he
+    hands over.
+    """
     return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in OWN_TYPES)
 
 
@@ -219,11 +264,18 @@ def _media_in(content: object) -> int:
 
 
 def _said(part: Mapping[str, Any]) -> object:
-    """What a part says; a ``search_result`` of Anthropic's, and a ``document`` that came as text, say it further in."""
-    kind, source = part.get("type"), part.get("source")
+    """What a part says; a ``search_result`` of Anthropic's, and a ``document`` that came as text,
+    say it further in.
+    """
+    kind = part.get("type")
+    source = part.get("source")
     if kind == "search_result":
         source = part
-    elif kind != "document" or not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
+    elif (
+        kind != "document"
+        or not isinstance(source, Mapping)
+        or source.get("type") not in ("text", "content")
+    ):
         return part.get("text") or part.get("refusal")
     said = (part.get("title"), source.get("data"), _text(source.get("content")))
     return "\n".join(text for text in said if isinstance(text, str) and text)
@@ -263,8 +315,8 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 def digest_of(value: Mapping[str, Any]) -> bytes:
     """Canonical BLAKE2b digest of a message, 16 bytes.
 
-    A string equals a single text part; null, "" and absent are one; keys that clients change between turns do
-    not count; arguments of tool calls are compared as JSON where they parse.
+    A string equals a single text part; null, "" and absent are one; keys that clients change
+    between turns do not count; arguments of tool calls are compared as JSON where they parse.
     """
     canonical: dict[str, object] = {}
     for name, said in value.items():
@@ -285,7 +337,8 @@ def _hashed(value: object) -> bytes:
     except (ValueError, TypeError, RecursionError):  # a lone surrogate, a number of many digits
         data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
     digest = blake2b(data[:HELD], digest_size=DIGEST_SIZE)
-    for start in range(HELD, len(data), HELD):  # with more at once hashlib lets go of the interpreter, and waits for it
+    # with more at once hashlib lets go of the interpreter, and waits for it
+    for start in range(HELD, len(data), HELD):
         digest.update(data[start : start + HELD])
     return digest.digest()
 
@@ -325,21 +378,23 @@ def _canonical_call(call: object) -> object:
 def reasoning_of(value: Mapping[str, Any]) -> str:
     """The thinking that :func:`without_reasoning` would take out, as far as it is text.
 
-    Nothing where the message carries ``reasoning_details``: OpenRouter wants those back unmodified, and they say the
-    same again.
+    Nothing where the message carries ``reasoning_details``: OpenRouter wants those back unmodified,
+    and they say the same again.
     """
     if value.get("reasoning_details"):
         return ""
     named = next((v for key in REASONING_KEYS if isinstance(v := value.get(key), str) and v), "")
-    thoughts = [p.get("thinking") for p in dicts_in(value.get("content")) if p.get("type") in THINKING_TYPES]
+    thoughts = [
+        p.get("thinking") for p in dicts_in(value.get("content")) if p.get("type") in THINKING_TYPES
+    ]
     return "\n".join(text for text in (named, *thoughts) if isinstance(text, str) and text)
 
 
 def without_reasoning(value: Mapping[str, Any]) -> dict[str, Any]:
     """The message without its thinking.
 
-    The key stays with an empty string, because DeepSeek and Kimi refuse an assistant message without it; parts of
-    type ``thinking`` go, unless nothing would be left of the content.
+    The key stays with an empty string, because DeepSeek and Kimi refuse an assistant message
+    without it; parts of type ``thinking`` go, unless nothing would be left of the content.
     """
     new = dict(value)
     if new.get("reasoning_details"):
@@ -357,15 +412,23 @@ def without_reasoning(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_media(value: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """The message with a text part for each image, audio, video or file: its line, the last line for what has none.
+    """The message with a text part for each image, audio, video or file: its line, the last line
+    for what has none.
 
     A cache marker on such a part stays on the text that takes its place.
     """
-    return {**value, "content": with_lines(value["content"], lines, _is_media)} if "content" in value else dict(value)
+    return (
+        {**value, "content": with_lines(value["content"], lines, _is_media)}
+        if "content" in value
+        else dict(value)
+    )
 
 
 def with_lines(
-    content: object, lines: Sequence[str], is_media: Callable[[object], bool], text_type: str = "text"
+    content: object,
+    lines: Sequence[str],
+    is_media: Callable[[object], bool],
+    text_type: str = "text",
 ) -> object:
     """Content with a line of text in place of each part that is media."""
     left = list(lines) or [""]
@@ -379,7 +442,9 @@ def with_lines(
     ]
 
 
-def reply_of(content: object, calls: Sequence[Any], thoughts: Sequence[str], sealed: float) -> dict[str, Any]:
+def reply_of(
+    content: object, calls: Sequence[Any], thoughts: Sequence[str], sealed: float
+) -> dict[str, Any]:
     """An assistant's message; ``sealed`` tokens of it only the provider can read."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
@@ -410,7 +475,12 @@ def _is_media(part: object) -> bool:
 
 def _named(part: Mapping[str, Any]) -> str:
     form = part.get("type")
-    kinds = ((IMAGE_TYPES, "image"), (AUDIO_TYPES, "audio"), (VIDEO_TYPES, "video"), (FILE_TYPES, "file"))
+    kinds = (
+        (IMAGE_TYPES, "image"),
+        (AUDIO_TYPES, "audio"),
+        (VIDEO_TYPES, "video"),
+        (FILE_TYPES, "file"),
+    )
     kind = next((name for types, name in kinds if form in types), "file")
     detail = _detail(part)
     return f"{kind} {detail}" if detail else kind
@@ -426,6 +496,10 @@ def _detail(part: Mapping[str, Any]) -> str:
         for key in ("filename", "title", "url", "image_url", "media_type", "format", "file_id"):
             said = holder.get(key)
             if isinstance(said, str) and said:
-                said = said[5:].split(";")[0].split(",")[0] if said[:5] == "data:" else said.split("?")[0]
+                said = (
+                    said[5:].split(";")[0].split(",")[0]
+                    if said[:5] == "data:"
+                    else said.split("?")[0]
+                )
                 return in_one_line(" ".join(said[:MAX_NAME_LEN].split()))
     return ""

@@ -1,9 +1,10 @@
 """A client's request: its bytes, its fields as raw slices, its tools, and its history as segments.
 
-Planning knows one form of a message, that of chat completions. A :class:`Codec` reads the JSON of one endpoint so
-(``segments``, ``view``) and writes what was planned in the endpoint's own (``edited``, ``own``, ``compose``). A
-*segment* is what planning takes for one message: here an element of ``messages``, elsewhere a run of items or some
-blocks of a message. Its raw form is its elements as they came, with commas between them.
+Planning knows one form of a message, that of chat completions. A :class:`Codec` reads the JSON of
+one endpoint so (``segments``, ``view``) and writes what was planned in the endpoint's own
+(``edited``, ``own``, ``compose``). A *segment* is what planning takes for one message: here an
+element of ``messages``, elsewhere a run of items or some blocks of a message. Its raw form is its
+elements as they came, with commas between them.
 """
 
 import re
@@ -28,7 +29,15 @@ from proxy.wire.chat import (
     without_media,
     without_reasoning,
 )
-from proxy.wire.raw import Raw, elements_of, read_value, replace_fields, split_array, split_object, write_value
+from proxy.wire.raw import (
+    Raw,
+    elements_of,
+    read_value,
+    replace_fields,
+    split_array,
+    split_object,
+    write_value,
+)
 
 ERROR = b"error"
 OWN = b"weir:1:"
@@ -39,7 +48,9 @@ SCHEMA_NAME = "working_notes"
 REASONING_ROOM = 4_096
 
 LimitField = Literal["max_tokens", "max_completion_tokens"]
-"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the first."""
+"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the
+first.
+"""
 
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
 _BEGUN = f'"{secrets.token_hex(16)}"'.encode()
@@ -48,7 +59,9 @@ _MATTERS = re.compile(rb'"(?:usage"|error"|finish_reason"\s*:\s*"[^"]|index"\s*:
 
 
 class GivenAnswer(NamedTuple):
-    """A whole answer: the ``elements`` that it adds to the array, with commas between, and its ``usage`` object."""
+    """A whole answer: the ``elements`` that it adds to the array, with commas between, and its
+    ``usage`` object.
+    """
 
     id: str
     elements: bytes
@@ -82,7 +95,9 @@ class SystemField(RawSegment):
 
 
 class NamingRun(RawSegment):
-    """A segment whose ``meant`` has also what stands in it only by its name, and is empty where nothing does."""
+    """A segment whose ``meant`` has also what stands in it only by its name, and is empty where
+    nothing does.
+    """
 
     meant: bytes = b""
 
@@ -92,18 +107,51 @@ class NamingRun(RawSegment):
 
 NAMING = frozenset(
     {
-        *("previous_response_id", "response_id", "conversation_id", "previous_message_id", "approval_request_id"),
-        *("file_id", "input_file_id", "output_file_id", "error_file_id", "training_file", "validation_file"),
-        *("file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "upload_id", "batch_id"),
-        *("assistant_id", "thread_id", "run_id", "fine_tuning_job_id", "eval_id", "conversation", "prompt", "audio"),
+        *(
+            "previous_response_id",
+            "response_id",
+            "conversation_id",
+            "previous_message_id",
+            "approval_request_id",
+        ),
+        *(
+            "file_id",
+            "input_file_id",
+            "output_file_id",
+            "error_file_id",
+            "training_file",
+            "validation_file",
+        ),
+        *(
+            "file_ids",
+            "vector_store_id",
+            "vector_store_ids",
+            "container",
+            "container_id",
+            "upload_id",
+            "batch_id",
+        ),
+        *(
+            "assistant_id",
+            "thread_id",
+            "run_id",
+            "fine_tuning_job_id",
+            "eval_id",
+            "conversation",
+            "prompt",
+            "audio",
+        ),
     }
 )
-"""Fields that name something at the provider: an id, several of them, or an object with an ``id``."""
+"""Fields that name something at the provider: an id, several of them, or an object with an ``id``.
+"""
 NAMING_WORDS = (
     re.compile(rb'"(?:' + "|".join(sorted(NAMING)).encode() + rb')"\s*:'),
     re.compile(rb"\\u00(?:5[fF]|6|7[0-9aA])"),
 )
-"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does by itself."""
+"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does
+by itself.
+"""
 
 
 class Codec:
@@ -112,20 +160,25 @@ class Codec:
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
         providers: those that carry out ``context_management`` themselves.
-        array: the field that holds the history, ``system`` one that holds a system prompt beside it.
+        array: the field that holds the history, ``system`` one that holds a system prompt beside
+        it.
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
         schema: the field that may hold a schema for the answer.
         text_type: the type of a part that is text.
         headers: what a request of Weir's own has to be sent with.
-        link: the field by which a request goes on from what its provider holds; ``unlinked`` is what it says in one
+        link: the field by which a request goes on from what its provider holds; ``unlinked`` is
+        what it says in one
             that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
-        words: what is looked for in the array as it came, to read on only where it is mentioned; ``wall`` is the one
-            of a compaction of the provider's: what stands before it is read as nothing once that has come.
+        words: what is looked for in the array as it came, to read on only where it is mentioned;
+        ``wall`` is the one
+            of a compaction of the provider's: what stands before it is read as nothing once that
+            has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
-        words_of_element: fields of an element of the array that are strings wherever they are there.
+        words_of_element: fields of an element of the array that are strings wherever they are
+        there.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -156,25 +209,35 @@ class Codec:
         return self._request(body, split_object(body))
 
     def parse_after(self, body: bytes, begun: "Beginning") -> "ClientRequest | None":
-        """The same, of which only what follows a beginning is read; None where it does not go on as that did.
+        """The same, of which only what follows a beginning is read; None where it does not go on as
+        that did.
 
-        One string stands for the elements of the beginning: with it the rest is JSON if the whole is.
+        One string stands for the elements of the beginning: with it the rest is JSON if the whole
+        is.
         """
-        start, size = begun.start + 1, begun.size
+        start = begun.start + 1
+        size = begun.size
         short = body[:start] + _BEGUN + body[size:]
         try:
             fields = dict(split_object(short))
         except ProxyError:
             return None
         rest = fields.get(self.array)
-        if not isinstance(rest, msgspec.Raw) or bytes(memoryview(rest)[1 : 1 + len(_BEGUN)]) != _BEGUN:
+        if (
+            not isinstance(rest, msgspec.Raw)
+            or bytes(memoryview(rest)[1 : 1 + len(_BEGUN)]) != _BEGUN
+        ):
             return None
         end = size + len(rest) - len(_BEGUN) - 1
         fields[self.array] = msgspec.Raw(memoryview(body)[begun.start : end])
         return self._request(body, fields, rest, begun.words)
 
     def _request(
-        self, body: bytes, fields: Mapping[str, Raw], rest: Raw | None = None, words: Collection[re.Pattern[bytes]] = ()
+        self,
+        body: bytes,
+        fields: Mapping[str, Raw],
+        rest: Raw | None = None,
+        words: Collection[re.Pattern[bytes]] = (),
     ) -> "ClientRequest":
         model = read_value(fields["model"]) if "model" in fields else None
         if model is not None and not isinstance(model, str):
@@ -213,7 +276,9 @@ class Codec:
         return False
 
     def is_aside(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the request is about the conversation and no part of it: a compaction by the provider."""
+        """Whether the request is about the conversation and no part of it: a compaction by the
+        provider.
+        """
         return False
 
     # What the provider holds between two requests
@@ -236,7 +301,9 @@ class Codec:
         return {}
 
     def names(self, request: "ClientRequest") -> Mapping[str, bool]:
-        """The elements that the provider has to know, and whether a name is all that the request has of them."""
+        """The elements that the provider has to know, and whether a name is all that the request
+        has of them.
+        """
         return {}
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
@@ -258,7 +325,9 @@ class Codec:
         return self.wall is None or not array.mentions(self.wall)
 
     def is_closed(self, role: str) -> bool:
-        """Whether a segment at the array's end is whole, so that elements that follow make segments of their own."""
+        """Whether a segment at the array's end is whole, so that elements that follow make segments
+        of their own.
+        """
         return not (self.joins and role == "assistant")
 
     # From what was planned to the endpoint's JSON
@@ -275,7 +344,9 @@ class Codec:
         return write_value(value)
 
     def own_marks(self, raws: Sequence[Raw]) -> frozenset[int]:
-        return frozenset([i for i, raw in enumerate(raws) if _MARKED in bytes(raw) and MARK in self.view(raw)])
+        return frozenset(
+            [i for i, raw in enumerate(raws) if _MARKED in bytes(raw) and MARK in self.view(raw)]
+        )
 
     def unmarked(self, raw: Raw) -> Raw:
         if _MARKED not in bytes(raw):
@@ -287,7 +358,12 @@ class Codec:
         return {name: value for name, value in element.items() if name != MARK}
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
-        return write_value({"role": "system" if role == "system" else "user", "content": content_with(text, markers)})
+        return write_value(
+            {
+                "role": "system" if role == "system" else "user",
+                "content": content_with(text, markers),
+            }
+        )
 
     def extended(self, raw: Raw, text: str) -> Raw:
         value = first_object(raw)
@@ -346,7 +422,10 @@ class Codec:
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         """The fields of a request for a summary, but its model."""
         asked: dict[str, object] = {
-            "messages": [{"role": "system", "content": effect.system}, {"role": "user", "content": effect.prompt}],
+            "messages": [
+                {"role": "system", "content": effect.system},
+                {"role": "user", "content": effect.prompt},
+            ],
             **_limit(effect.max_tokens, limit),
             "stream": False,
         }
@@ -361,7 +440,8 @@ class Codec:
         return value
 
     def matters(self, name: bytes, data: bytes) -> bool:
-        """Whether an event has to be read in an answer that has said something; may be asked of whole ones at once.
+        """Whether an event has to be read in an answer that has said something; may be asked of
+        whole ones at once.
 
         Then both are their bytes.
         """
@@ -378,8 +458,10 @@ class Codec:
 
 
 def _limit(most: int, field: LimitField) -> dict[str, object]:
-    """OpenAI's reasoning models refuse ``max_tokens`` and any temperature but their own, and count what they think
-    in ``max_completion_tokens`` (API reference, chat completions): so the limit has room for that on top."""
+    """OpenAI's reasoning models refuse ``max_tokens`` and any temperature but their own, and count
+    what they think in ``max_completion_tokens`` (API reference, chat completions): so the limit has
+    room for that on top.
+    """
     return {field: most if field == "max_tokens" else most + REASONING_ROOM}
 
 
@@ -387,7 +469,8 @@ CHAT = Codec()
 
 
 class Beginning(NamedTuple):
-    """What a body began with: ``size`` bytes up to the end of an element of its array, and their hash.
+    """What a body began with: ``size`` bytes up to the end of an element of its array, and their
+    hash.
 
     The array begins at ``start``; ``words`` are those of its codec's that stand in it.
     """
@@ -399,10 +482,11 @@ class Beginning(NamedTuple):
 
 
 class ClientRequest(msgspec.Struct, frozen=True):
-    """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` the segments of its history.
+    """One request as it came: ``fields`` are raw slices of ``body``, ``messages`` the segments of
+    its history.
 
-    ``messages`` is None where the request has no array there; such a request is relayed untouched. ``max_tokens`` is
-    the most that the answer may take, as the field ``limit`` says.
+    ``messages`` is None where the request has no array there; such a request is relayed untouched.
+    ``max_tokens`` is the most that the answer may take, as the field ``limit`` says.
     """
 
     body: bytes
@@ -428,8 +512,9 @@ parse_chat = CHAT.parse
 class Segments(Sequence[Raw]):
     """The history's segments as slices, split when they are first needed: most were seen before.
 
-    ``head`` are segments that stand in fields of their own, before those of the array; ``known`` are elements that the
-    array only names, by their ids. ``words`` are those of its codec's that stand before its ``rest``.
+    ``head`` are segments that stand in fields of their own, before those of the array; ``known``
+    are elements that the array only names, by their ids. ``words`` are those of its codec's that
+    stand before its ``rest``.
     """
 
     def __init__(
@@ -451,7 +536,8 @@ class Segments(Sequence[Raw]):
         self._items: Sequence[Raw] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not of the view: CPython up to 3.12 crashes where it collects a view in a cycle whose buffer is exported.
+        # Not of the view: CPython up to 3.12 crashes where it collects a view in a cycle whose
+        # buffer is exported.
         return Segments, (PickleBuffer(self.raw.obj), self._codec, self.head, self.known)
 
     def __len__(self) -> int:
@@ -476,12 +562,15 @@ class Segments(Sequence[Raw]):
         return self._split()[:]
 
     def after(self, size: int) -> Sequence[Raw]:
-        """The segments that follow the first ``size`` bytes of the array, which end with a closed one."""
+        """The segments that follow the first ``size`` bytes of the array, which end with a closed
+        one.
+        """
         rest = bytes(self.raw[size:]).lstrip()
         return self._segments(b"[" + rest[1:]) if rest[:1] == b"," else ()
 
     def _segments(self, array: bytes | memoryview) -> Sequence[Raw]:
-        found, known = self._codec.segments(split_array(array) or ()), self.known
+        found = self._codec.segments(split_array(array) or ())
+        known = self.known
         return [self._codec.resolved(raw, known) for raw in found] if known else found
 
     def _split(self) -> Sequence[Raw]:
@@ -491,7 +580,8 @@ class Segments(Sequence[Raw]):
 
 
 def misshapen(request: ClientRequest) -> str | None:
-    """The first field of an element that has to be a word and is an object or an array, like ``messages[3].role``.
+    """The first field of an element that has to be a word and is an object or an array, like
+    ``messages[3].role``.
 
     None where there is none: what else is odd is the upstream's to judge.
     """
@@ -512,11 +602,14 @@ def misshapen(request: ClientRequest) -> str | None:
 
 
 def without_field(request: ClientRequest, name: str) -> ClientRequest:
-    return request.codec.parse(object_of({key: raw for key, raw in request.fields.items() if key != name}))
+    return request.codec.parse(
+        object_of({key: raw for key, raw in request.fields.items() if key != name})
+    )
 
 
 def with_history(request: ClientRequest, history: bytes, opening: bytes) -> ClientRequest:
-    codec, fields = request.codec, {**split_object(opening), **request.fields}
+    codec = request.codec
+    fields = {**split_object(opening), **request.fields}
     fields[codec.array] = array_of([part for part in (history, codec.added(fields)) if part])
     if codec.link in fields:
         fields |= {codec.link: codec.unlinked or b""}
@@ -524,11 +617,19 @@ def with_history(request: ClientRequest, history: bytes, opening: bytes) -> Clie
 
 
 def opening_of(request: ClientRequest) -> bytes:
-    return object_of({name: request.fields[name] for name in request.codec.created_with if name in request.fields})
+    return object_of(
+        {
+            name: request.fields[name]
+            for name in request.codec.created_with
+            if name in request.fields
+        }
+    )
 
 
 def object_of(fields: Mapping[str, Raw]) -> bytes:
-    return b"{" + b",".join(write_value(key) + b":" + bytes(raw) for key, raw in fields.items()) + b"}"
+    return (
+        b"{" + b",".join(write_value(key) + b":" + bytes(raw) for key, raw in fields.items()) + b"}"
+    )
 
 
 def array_of(items: Sequence[Raw]) -> bytes:
@@ -589,7 +690,11 @@ def tool_definitions(request: ClientRequest) -> dict[str, list[Raw]]:
 
 
 def chosen_tools(request: ClientRequest) -> frozenset[str]:
-    waiting: list[Any] = [request.value(field) for field in ("tool_choice", "function_call") if field in request.fields]
+    waiting: list[Any] = [
+        request.value(field)
+        for field in ("tool_choice", "function_call")
+        if field in request.fields
+    ]
     found = set[str]()
     while waiting:
         value = waiting.pop()

@@ -1,9 +1,11 @@
-"""Tokens: text by tiktoken's exact count, media by formula, framing by constants. Never raises, needs no network.
+"""Tokens: text by tiktoken's exact count, media by formula, framing by constants. Never raises,
+needs no network.
 
-A vocabulary is looked for in the user's cache directory, under the name that tiktoken gives it there (the SHA-1 of the
-file's address), then among those that ship with Weir; without one characters are counted. Long text is counted in
-pieces off the event loop: tiktoken gives up on about a million blanks. Framing is what OpenAI's cookbook measured;
-calibration learns where a template differs. Base64 is never counted as text.
+A vocabulary is looked for in the user's cache directory, under the name that tiktoken gives it
+there (the SHA-1 of the file's address), then among those that ship with Weir; without one
+characters are counted. Long text is counted in pieces off the event loop: tiktoken gives up on
+about a million blanks. Framing is what OpenAI's cookbook measured; calibration learns where a
+template differs. Base64 is never counted as text.
 """
 
 import asyncio
@@ -28,7 +30,15 @@ import tiktoken
 import zstandard
 from tiktoken_ext import openai_public  # type: ignore[import-untyped]  # a namespace package without py.typed
 
-from policies.tokens import CHARS2_5, HEURISTICS, CharCounter, TokenCounter, bare_name, is_media, part_tokens
+from policies.tokens import (
+    CHARS2_5,
+    HEURISTICS,
+    CharCounter,
+    TokenCounter,
+    bare_name,
+    is_media,
+    part_tokens,
+)
 
 ESTIMATORS_GROUP = "weir.estimators"
 ENCODINGS = ("o200k_base", "cl100k_base")
@@ -37,7 +47,9 @@ PIECE_CHARS = 50_000
 MIN_PIECE = 1_000
 PANIC = "PanicException"
 
-_CL100K = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002")
+_CL100K = re.compile(
+    r"gpt-(?:4(?![.\w])|3\.?5)|text-embedding-(?:3|ada-002)|(?:davinci|babbage)-002"
+)
 _SAFE_CUT = re.compile(r"(?s).*(?:\n(?=[A-Za-z])|[A-Za-z](?= [A-Za-z]))")
 _SEEK_CUT = 2_000
 
@@ -68,10 +80,11 @@ class VocabularyMissing(Exception): ...
 
 
 class Vocabulary:
-    """One of tiktoken's encodings, loaded when it is first needed, once. Counts characters where it is missing.
+    """One of tiktoken's encodings, loaded when it is first needed, once. Counts characters where it
+    is missing.
 
-    Loading takes 0.3 s and 45 MB, and holds the interpreter for half of that time even off the loop:
-    it belongs before the first request.
+    Loading takes 0.3 s and 45 MB, and holds the interpreter for half of that time even off the
+    loop: it belongs before the first request.
     """
 
     def __init__(self, name: str, directories: Sequence[Path]) -> None:
@@ -101,7 +114,9 @@ class Vocabulary:
 
 
 class TextCounter:
-    """A :class:`TokenCounter` that also counts many texts at once without keeping the event loop."""
+    """A :class:`TokenCounter` that also counts many texts at once without keeping the event
+    loop.
+    """
 
     def __init__(self, name: str, source: TokenCounter, executor: ThreadPoolExecutor) -> None:
         self.name = name
@@ -110,7 +125,9 @@ class TextCounter:
 
     @property
     def reason(self) -> str | None:
-        """Why characters are counted instead of the vocabulary that was asked for; None if all is well."""
+        """Why characters are counted instead of the vocabulary that was asked for; None if all is
+        well.
+        """
         return self._source.reason if isinstance(self._source, Vocabulary) else None
 
     @property
@@ -123,7 +140,9 @@ class TextCounter:
 
     def count(self, text: str) -> int:
         source = self._source
-        if isinstance(source, CharCounter) or (isinstance(source, Vocabulary) and len(text) <= PIECE_CHARS):
+        if isinstance(source, CharCounter) or (
+            isinstance(source, Vocabulary) and len(text) <= PIECE_CHARS
+        ):
             return source.count(text)
         return self._count_pieces(pieces(text))
 
@@ -140,7 +159,9 @@ class TextCounter:
         return totals
 
     def guessing(self, characters: int, tokens: int) -> "TextCounter":
-        """What counts a text by its length as so many characters had so many tokens, and a little above that."""
+        """What counts a text by its length as so many characters had so many tokens, and a little
+        above that.
+        """
         source = CharCounter(math.ceil(1_050 * tokens / max(1, characters)), 1_000)
         return TextCounter(self.name, source, self._executor)
 
@@ -160,17 +181,21 @@ class TextCounter:
 class Tokenizer:
     """The counters of every model, sharing vocabularies and a few worker threads.
 
-    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``estimators`` are counters by name beside the built-in
-    ``o200k_base``, ``cl100k_base``, ``chars4`` and ``chars2.5``.
+    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``estimators`` are counters by name beside
+    the built-in ``o200k_base``, ``cl100k_base``, ``chars4`` and ``chars2.5``.
     """
 
-    def __init__(self, *, cache_dir: Path | None = None, estimators: Mapping[str, TokenCounter] | None = None) -> None:
+    def __init__(
+        self, *, cache_dir: Path | None = None, estimators: Mapping[str, TokenCounter] | None = None
+    ) -> None:
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="weir-tokens")
         places = vocabulary_directories(cache_dir)
         sources: dict[str, TokenCounter] = {n: Vocabulary(n, places) for n in ENCODINGS}
         sources |= HEURISTICS
         sources |= estimators or {}
-        self._counters = {name: TextCounter(name, source, self._executor) for name, source in sources.items()}
+        self._counters = {
+            name: TextCounter(name, source, self._executor) for name, source in sources.items()
+        }
 
     def counter(self, model_or_encoding: str) -> TextCounter:
         known = self._counters.get(model_or_encoding)
@@ -187,8 +212,9 @@ class Tokenizer:
 def pieces(text: str) -> Iterator[str]:
     """``text`` in pieces of at most 50,000 characters.
 
-    A cut is made where every encoding starts a new token anyway (a line of letters, a word after a word), so
-    that the sum over the pieces is exact; where there is no such place it may be one token too much.
+    A cut is made where every encoding starts a new token anyway (a line of letters, a word after a
+    word), so that the sum over the pieces is exact; where there is no such place it may be one
+    token too much.
     """
     start = 0
     while len(text) - start > PIECE_CHARS:
@@ -207,7 +233,8 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
         for piece in pieces(text):
             if batch and size + len(piece) > PIECE_CHARS:
                 yield batch
-                batch, size = [], 0
+                batch = []
+                size = 0
             batch.append((index, piece))
             size += len(piece) + 64
     if batch:
@@ -215,14 +242,17 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _count(encoding: tiktoken.Encoding, text: str) -> int:
-    """Tokens of ``text``; halves what tiktoken refuses, down to 1,000 characters, which count half their bytes.
+    """Tokens of ``text``; halves what tiktoken refuses, down to 1,000 characters, which count half
+    their bytes.
 
-    ``encode_ordinary`` takes ``<|endoftext|>`` as text, and lone surrogates as replacement characters. A run of
-    about a million blanks is a ``ValueError``, or a ``PanicException`` that is no ``Exception``.
+    ``encode_ordinary`` takes ``<|endoftext|>`` as text, and lone surrogates as replacement
+    characters. A run of about a million blanks is a ``ValueError``, or a ``PanicException`` that is
+    no ``Exception``.
     """
     try:
         return len(encoding.encode_ordinary(text))
-    except BaseException as error:  # a panic in Rust arrives as a BaseException that cannot be imported
+    except BaseException as error:
+        # a panic in Rust arrives as a BaseException that cannot be imported
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
         if len(text) <= MIN_PIECE:
@@ -241,8 +271,9 @@ def _count_guarded(source: TokenCounter, text: str) -> int:
 def _build(name: str, directories: Sequence[Path]) -> tiktoken.Encoding:
     """The encoding with its ranks read from ``directories``; raises where no file is right.
 
-    tiktoken's constructor knows the pattern, the special tokens and the checksum, but finds its file through
-    the process environment and then the network. It is run with another reader in place of that one.
+    tiktoken's constructor knows the pattern, the special tokens and the checksum, but finds its
+    file through the process environment and then the network. It is run with another reader in
+    place of that one.
     """
 
     def read(address: str, expected_hash: str | None = None) -> dict[bytes, int]:
@@ -251,13 +282,17 @@ def _build(name: str, directories: Sequence[Path]) -> tiktoken.Encoding:
     constructor = openai_public.ENCODING_CONSTRUCTORS[name]
     if "load_tiktoken_bpe" not in constructor.__code__.co_names:
         raise VocabularyMissing(f"tiktoken {tiktoken.__version__} reads its files in another way")
-    offline = FunctionType(constructor.__code__, {**constructor.__globals__, "load_tiktoken_bpe": read})
+    offline = FunctionType(
+        constructor.__code__, {**constructor.__globals__, "load_tiktoken_bpe": read}
+    )
     encoding = tiktoken.Encoding(**offline())
     encoding._mergeable_ranks = {}  # noqa: SLF001 - 29 MB that only its methods for single tokens read; the core has its own
     return encoding
 
 
-def _read_ranks(address: str, expected_hash: str | None, directories: Sequence[Path]) -> dict[bytes, int]:
+def _read_ranks(
+    address: str, expected_hash: str | None, directories: Sequence[Path]
+) -> dict[bytes, int]:
     name = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
     packed = f"{address.rpartition('/')[2]}.zst"
     for directory in directories:
@@ -277,12 +312,17 @@ def _read_ranks(address: str, expected_hash: str | None, directories: Sequence[P
 MESSAGE_OVERHEAD = 4
 NAME_OVERHEAD = 1
 CALL_OVERHEAD = 8
-UNCOUNTED = frozenset({"weir", "cache_control", "provider_specific_fields", "annotations", "parsed"})
+UNCOUNTED = frozenset(
+    {"weir", "cache_control", "provider_specific_fields", "annotations", "parsed"}
+)
 BLOB_CHARS = 2_048
 
-FUNCTION_INIT, FUNCTION_INIT_OLD = 7, 10
-PROPERTY_INIT, PROPERTY_KEY = 3, 3
-ENUM_INIT, ENUM_ITEM = -3, 3
+FUNCTION_INIT = 7
+FUNCTION_INIT_OLD = 10
+PROPERTY_INIT = 3
+PROPERTY_KEY = 3
+ENUM_INIT = -3
+ENUM_ITEM = 3
 FUNCTION_END = 12
 CLAUDE_TOOLS = 346
 
@@ -290,7 +330,13 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/=_\-\r\n]*")
 _BASE64_SAMPLE = 1_024
 _OPENAI = re.compile(r"(?:chat)?gpt-(?!oss)|o[1-9](?![a-z0-9])")
 _OLD = re.compile(r"gpt-(?:4(?![.\w])|3\.?5)")
-_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
 _PLAIN = frozenset({"role", "content", "tool_call_id"})
 _UNUSUAL = frozenset({"refusal", "reasoning_content", "reasoning", "reasoning_details"})
 _CALLED = ("name", "arguments", "input")
@@ -300,7 +346,9 @@ _NESTED_MAPS = ("$defs", "definitions")
 
 
 class Countable(msgspec.Struct, frozen=True):
-    """What something of a ``role`` costs: ``fixed`` tokens (framing, media) and the ``texts`` that a counter adds."""
+    """What something of a ``role`` costs: ``fixed`` tokens (framing, media) and the ``texts`` that
+    a counter adds.
+    """
 
     fixed: int
     texts: tuple[str, ...] = ()
@@ -314,7 +362,9 @@ def count_message(message: Mapping[str, Any], counter: TokenCounter, *, model: s
     return message_texts(message, model=model).count(counter)
 
 
-def count_tools(tools: Any, functions: Any, response_format: Any, counter: TokenCounter, *, model: str) -> int:
+def count_tools(
+    tools: Any, functions: Any, response_format: Any, counter: TokenCounter, *, model: str
+) -> int:
     return tool_texts(tools, functions, response_format, model=model).count(counter)
 
 
@@ -324,28 +374,42 @@ async def count_all(items: Sequence[Countable], counter: TextCounter) -> list[in
 
 
 SLICE = 128
-EVERY, MANY = 8 * SLICE, 64  # characters per slice of up to 64 KB; more text takes more only by its root
-INLINE_SAMPLE = 32 * 1024  # two milliseconds: a turn through a thread takes ten times that where the loop is busy
-CUT_TOKENS, CUT_SHARE = 1.8, 0.06
-"""What a slice has more than its share of the text: its line's end, and words that were cut in two."""
+# characters per slice of up to 64 KB; more text takes more only by its root
+EVERY = 8 * SLICE
+MANY = 64
+# two milliseconds: a turn through a thread takes ten times that where the loop is busy
+INLINE_SAMPLE = 32 * 1024
+CUT_TOKENS = 1.8
+CUT_SHARE = 0.06
+"""What a slice has more than its share of the text: its line's end, and words that were cut in two.
+"""
 MAX_ERROR = 0.10
-"""The share by which the tokens of at least 64 KB of text may be wrong that were counted by slices; in recorded
-conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``)."""
+"""The share by which the tokens of at least 64 KB of text may be wrong that were counted by slices;
+in recorded conversations it is 0.05 at most (``tests/functional/test_sampled_counts.py``).
+"""
 
 
 async def sample_all(items: Sequence[Countable], counter: TextCounter) -> list[int]:
-    """By slices of what each role says: one part is counted for all messages of a role, which share by their length."""
+    """By slices of what each role says: one part is counted for all messages of a role, which share
+    by their length.
+    """
     said: dict[str, list[str]] = {}
     for item in items:
         said.setdefault(item.role, []).extend(item.texts)
     wholes = {role: "\n".join(texts) for role, texts in said.items()}
     samples = [_slices(whole) for whole in wholes.values()]
-    counts = await counter.count_many(["\n".join(slices) for slices in samples], inline=INLINE_SAMPLE)
+    counts = await counter.count_many(
+        ["\n".join(slices) for slices in samples], inline=INLINE_SAMPLE
+    )
     shares = {
-        role: (count if len(slices) == 1 else _scaled(count, slices, len(whole))) / max(1, len(whole))
+        role: (
+            (count if len(slices) == 1 else _scaled(count, slices, len(whole))) / max(1, len(whole))
+        )
         for (role, whole), slices, count in zip(wholes.items(), samples, counts, strict=True)
     }
-    return [max(0, item.fixed + round(shares[item.role] * sum(map(len, item.texts)))) for item in items]
+    return [
+        max(0, item.fixed + round(shares[item.role] * sum(map(len, item.texts)))) for item in items
+    ]
 
 
 def _slices(text: str) -> list[str]:
@@ -365,7 +429,10 @@ def _scaled(count: int, slices: Sequence[str], size: int) -> int:
 def message_texts(message: Any, *, model: str, image_tokens: int | None = None) -> Countable:
     if not isinstance(message, dict):
         return Countable(MESSAGE_OVERHEAD, _texts(message))
-    fixed, texts, content, role = MESSAGE_OVERHEAD, list[str](), message.get("content"), message.get("role")
+    fixed = MESSAGE_OVERHEAD
+    texts = list[str]()
+    content = message.get("content")
+    role = message.get("role")
     if isinstance(content, str):
         texts += (content,) if content else ()
     elif content is not None:
@@ -394,8 +461,11 @@ def message_texts(message: Any, *, model: str, image_tokens: int | None = None) 
 
 def tool_texts(tools: Any, functions: Any, response_format: Any, *, model: str) -> Countable:
     name = bare_name(model)
-    definitions = [item for group in (tools, functions) if isinstance(group, list) for item in group]
-    fixed, texts = 0, list[str]()
+    definitions = [
+        item for group in (tools, functions) if isinstance(group, list) for item in group
+    ]
+    fixed = 0
+    texts = list[str]()
     if _OPENAI.match(name):
         init = FUNCTION_INIT_OLD if _OLD.match(name) else FUNCTION_INIT
         fixed = FUNCTION_END if definitions else 0
@@ -437,18 +507,25 @@ def json_text(value: Any) -> str:
 
 
 def is_blob(text: str) -> bool:
-    """True for a ``data:`` URL or base64 of more than 2 KB, judged by its first, middle and last KB."""
+    """True for a ``data:`` URL or base64 of more than 2 KB, judged by its first, middle and last
+    KB.
+    """
     if len(text) <= BLOB_CHARS:
         return False
     if text[:5].lower() == "data:" and text.find(",", 0, BLOB_CHARS) > 0:
         return True
     middle = len(text) // 2
-    samples = (text[:_BASE64_SAMPLE], text[middle : middle + _BASE64_SAMPLE], text[-_BASE64_SAMPLE:])
+    samples = (
+        text[:_BASE64_SAMPLE],
+        text[middle : middle + _BASE64_SAMPLE],
+        text[-_BASE64_SAMPLE:],
+    )
     return all(_BASE64.fullmatch(sample) for sample in samples)
 
 
 def _content_texts(content: Any, *, model: str, image_tokens: int | None) -> Countable:
-    fixed, texts = 0, list[str]()
+    fixed = 0
+    texts = list[str]()
     waiting = [content]
     while waiting:
         part = waiting.pop()
@@ -481,7 +558,10 @@ def _reasoning_texts(message: Mapping[str, Any]) -> tuple[str, ...]:
     details = message.get("reasoning_details")
     if not isinstance(details, list):
         return _texts(details)
-    said = [(each.get("text"), each.get("summary")) if isinstance(each, dict) else (each,) for each in details]
+    said = [
+        (each.get("text"), each.get("summary")) if isinstance(each, dict) else (each,)
+        for each in details
+    ]
     return tuple([text for parts in said for part in parts for text in _texts(part)])
 
 
@@ -495,10 +575,17 @@ def _call_texts(call: Any) -> tuple[str, ...]:
 
 
 def _function_texts(definition: Any, init: int) -> Countable:
-    function = definition.get("function", definition) if isinstance(definition, dict) else definition
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or "format" in function:
+    function = (
+        definition.get("function", definition) if isinstance(definition, dict) else definition
+    )
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or "format" in function
+    ):
         return Countable(init, (json_text(definition),))
-    fixed, texts = init, [f"{function['name']}:{_described(function)}"]
+    fixed = init
+    texts = [f"{function['name']}:{_described(function)}"]
     waiting = [function.get("parameters"), function.get("input_schema")]
     while waiting:
         schema = waiting.pop()
@@ -509,7 +596,8 @@ def _function_texts(definition: Any, init: int) -> Countable:
             fixed += PROPERTY_INIT + PROPERTY_KEY * len(properties)
             for key, value in properties.items():
                 kind = value.get("type", "") if isinstance(value, dict) else ""
-                texts.append(f"{key}:{kind if isinstance(kind, str) else json_text(kind)}:{_described(value)}")
+                shown = kind if isinstance(kind, str) else json_text(kind)
+                texts.append(f"{key}:{shown}:{_described(value)}")
             waiting += properties.values()
         options = schema.get("enum")
         if isinstance(options, list):

@@ -1,7 +1,9 @@
-"""Request bodies with a ``Content-Encoding``, as they were before: gzip, deflate, zstd, br, in any order of them.
+"""Request bodies with a ``Content-Encoding``, as they were before: gzip, deflate, zstd, br, in any
+order of them.
 
-What a body becomes is bounded while it is read: it may be no larger than a body without an encoding, and at most a
-hundred times as large as it came. Both hold after each encoding, so that none in between is larger either.
+What a body becomes is bounded while it is read: it may be no larger than a body without an
+encoding, and at most a hundred times as large as it came. Both hold after each encoding, so that
+none in between is larger either.
 """
 
 import zlib
@@ -20,7 +22,9 @@ MAX_ENCODINGS = 3
 PIECE = 1024 * 1024
 READ_AT_ONCE = 64 * 1024
 OF_ZSTD_AT_ONCE = 512
-"""Bytes given to zstd at once, which has no bound for what comes of them: a block of four may become 128 KiB."""
+"""Bytes given to zstd at once, which has no bound for what comes of them: a block of four may
+become 128 KiB.
+"""
 ZSTD_WINDOW = 8 * 1024 * 1024
 """Bytes; the most that HTTP allows (RFC 9659)."""
 HEADER = b"content-encoding"
@@ -28,7 +32,9 @@ IDENTITY = b"identity"
 
 
 class Reader(Protocol):
-    """Of one encoding: takes at most ``at_once`` bytes in one call, and knows when it has come to the end."""
+    """Of one encoding: takes at most ``at_once`` bytes in one call, and knows when it has come to
+    the end.
+    """
 
     at_once: int
 
@@ -50,7 +56,9 @@ class _Inflate:
 
     def read(self, data: bytes) -> Iterator[bytes]:
         if self._reader is None:
-            self._reader = zlib.decompressobj(zlib.MAX_WBITS if _has_zlib_header(data) else -zlib.MAX_WBITS)
+            self._reader = zlib.decompressobj(
+                zlib.MAX_WBITS if _has_zlib_header(data) else -zlib.MAX_WBITS
+            )
         while not self._reader.eof:
             piece = self._reader.decompress(data, PIECE)
             yield piece
@@ -61,7 +69,11 @@ class _Inflate:
 
 def _has_zlib_header(data: bytes) -> bool:
     """``deflate`` is zlib's format (RFC 9110 8.4.1.2), and some send it without its header."""
-    return len(data) > 1 and data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
+    return (
+        len(data) > 1
+        and data[0] & 15 == zlib.DEFLATED
+        and int.from_bytes(data[:2], "big") % 31 == 0
+    )
 
 
 class _Zstd:
@@ -118,14 +130,17 @@ def encodings_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...] | 
     found = tuple(name for name in names if name not in (b"", IDENTITY))
     if len(found) > MAX_ENCODINGS or not all(name in _READERS for name in found):
         known = ", ".join(name.decode() for name in _READERS)
-        raise UnsupportedEncoding(f"The request body's Content-Encoding can be {known}, at most three of them.")
+        raise UnsupportedEncoding(
+            f"The request body's Content-Encoding can be {known}, at most three of them."
+        )
     return found
 
 
 def decoded(body: bytes, encodings: Iterable[bytes], *, limit: int) -> Iterator[bytes]:
     """The body without its encodings, in pieces of about 1 MiB.
 
-    Raises RequestTooLarge once it has more than ``limit`` bytes or grows too much, InvalidRequest where it is broken.
+    Raises RequestTooLarge once it has more than ``limit`` bytes or grows too much, InvalidRequest
+    where it is broken.
     """
     pieces: Iterator[bytes] = iter((body,))
     for name in reversed(tuple(encodings)):
@@ -134,7 +149,9 @@ def decoded(body: bytes, encodings: Iterable[bytes], *, limit: int) -> Iterator[
 
 
 class Unpacker:
-    """An answer without its encodings, as it goes by: nothing behind what is broken, unknown or more than ``most``."""
+    """An answer without its encodings, as it goes by: nothing behind what is broken, unknown or
+    more than ``most``.
+    """
 
     def __init__(self, encodings: Iterable[bytes], *, most: int) -> None:
         readers = [_READERS.get(name) for name in reversed(tuple(encodings))]
@@ -161,7 +178,9 @@ class Unpacker:
 
 
 def encodings_of(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
-    """The encodings of an answer, known or not, in the order in which they were applied; names are lower case."""
+    """The encodings of an answer, known or not, in the order in which they were applied; names are
+    lower case.
+    """
     if HEADER not in dict(headers):
         return ()
     values = [value for name, value in headers if name == HEADER]
@@ -190,7 +209,9 @@ def _read(pieces: Iterable[bytes], reader: Reader) -> Iterator[bytes]:
 
 
 def _is_broken() -> InvalidRequest:
-    return InvalidRequest("The request body is not what its Content-Encoding says, or it is cut off.")
+    return InvalidRequest(
+        "The request body is not what its Content-Encoding says, or it is cut off."
+    )
 
 
 def _bounded(pieces: Iterable[bytes], came: int, limit: int) -> Iterator[bytes]:
@@ -201,7 +222,9 @@ def _bounded(pieces: Iterable[bytes], came: int, limit: int) -> Iterator[bytes]:
         if size > limit:
             raise RequestTooLarge.of_body(limit)
         if size > most:
-            raise RequestTooLarge(f"The request's body grows to more than {MAX_RATIO} times its size when it is read.")
+            raise RequestTooLarge(
+                f"The request's body grows to more than {MAX_RATIO} times its size when it is read."
+            )
         yield piece
 
 

@@ -1,11 +1,12 @@
-"""JSON objects and arrays as slices of the bytes they came in, and events out of the bytes of a stream.
+"""JSON objects and arrays as slices of the bytes they came in, and events out of the bytes of a
+stream.
 
-What Weir does not manage must go up as it came: key order, spelling of numbers, unknown fields. So a body is
-taken apart into raw slices, and only the slice of a managed field is replaced in it.
+What Weir does not manage must go up as it came: key order, spelling of numbers, unknown fields. So
+a body is taken apart into raw slices, and only the slice of a managed field is replaced in it.
 
-Server-sent events (WHATWG HTML, section 9.2) are decoded as they arrive. Lines end at LF, CR LF or CR and nowhere else:
-U+2028 inside JSON is no line end. Decoding happens on whole lines, so a multi-byte character split between two chunks
-is no error.
+Server-sent events (WHATWG HTML, section 9.2) are decoded as they arrive. Lines end at LF, CR LF or
+CR and nowhere else: U+2028 inside JSON is no line end. Decoding happens on whole lines, so a
+multi-byte character split between two chunks is no error.
 """
 
 import json
@@ -36,8 +37,9 @@ COMPARED_AT_ONCE = 1 << 20
 def split_object(body: bytes) -> Mapping[str, Raw]:
     """The fields of a JSON object as slices; of a repeated key the last one counts.
 
-    Raises InvalidJSON if it is not JSON or nested too deeply, InvalidRequest if it is not an object. JSON with
-    lone surrogates, NaN or Infinity, which Python clients send, is taken as it is: the upstream judges it.
+    Raises InvalidJSON if it is not JSON or nested too deeply, InvalidRequest if it is not an
+    object. JSON with lone surrogates, NaN or Infinity, which Python clients send, is taken as it
+    is: the upstream judges it.
     """
     try:
         return _OBJECT.decode(body)
@@ -70,11 +72,14 @@ def elements_of(run: Raw) -> Sequence[Raw]:
 
 
 def holds_beyond(values: Sequence[Any], levels: int) -> bool:
-    """Whether in any of these objects and arrays others stand in one another more than ``levels`` deep."""
+    """Whether in any of these objects and arrays others stand in one another more than ``levels``
+    deep.
+    """
     within = values
     while within and levels:
         inner = [each.values() if type(each) is dict else each for each in within]
-        within, levels = [item for items in inner for item in items if type(item) in _NESTING], levels - 1
+        within = [item for items in inner for item in items if type(item) in _NESTING]
+        levels = levels - 1
     return bool(within)
 
 
@@ -86,7 +91,8 @@ def nests_beyond(raw: Raw, levels: int) -> bool:
     if text.count(b"{") + text.count(b"[") <= levels:
         return False
     bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    bare = bare.translate(_ONE_KIND, _NO_BRACKETS).replace(b'""', b"")  # most strings have no brackets
+    # most strings have no brackets
+    bare = bare.translate(_ONE_KIND, _NO_BRACKETS).replace(b'""', b"")
     brackets = b"".join(bare.split(b'"')[::2])
     for _ in range(levels):
         brackets = brackets.replace(b"[]", b"")  # the innermost ones
@@ -99,12 +105,16 @@ def _split_leniently(body: bytes, error: Exception) -> Mapping[str, Raw]:
         start = _skip(text, 0)
         if text[start : start + 1] != "{":
             json.loads(text)
-            raise InvalidRequest("The request body must be a JSON object with a model and messages.")
+            raise InvalidRequest(
+                "The request body must be a JSON object with a model and messages."
+            )
         fields, end = _scan(text, start)
         if _skip(text, end) != len(text):
             raise ValueError("data after the end of the object")  # noqa: TRY301
     except (ValueError, RecursionError) as reason:
-        detail = str(error) if isinstance(reason, UnicodeDecodeError | RecursionError) else str(reason)
+        detail = (
+            str(error) if isinstance(reason, UnicodeDecodeError | RecursionError) else str(reason)
+        )
         raise InvalidJSON(f"The request body is not valid JSON: {detail}.") from None
     return dict(fields)
 
@@ -116,9 +126,14 @@ def _skip(text: str, index: int) -> int:
 
 
 def _scan(text: str, start: int) -> tuple[list[tuple[str, bytes]], int]:
-    """The members of the object that begins there, or the elements of the array under no name, and where it ends."""
-    has_keys, members, key = text[start] == "{", list[tuple[str, bytes]](), ""
-    closing, index = "}" if has_keys else "]", _skip(text, start + 1)
+    """The members of the object that begins there, or the elements of the array under no name, and
+    where it ends.
+    """
+    has_keys = text[start] == "{"
+    members = list[tuple[str, bytes]]()
+    key = ""
+    closing = "}" if has_keys else "]"
+    index = _skip(text, start + 1)
     if text[index : index + 1] == closing:
         return members, index + 1
     while True:
@@ -140,10 +155,11 @@ def _scan(text: str, start: int) -> tuple[list[tuple[str, bytes]], int]:
 
 
 def replace_fields(body: bytes, fields: Mapping[str, Raw], new: Mapping[str, bytes]) -> bytes:
-    """``body`` with the values of some of its fields replaced; a field that it does not have is added at the end.
+    """``body`` with the values of some of its fields replaced; a field that it does not have is
+    added at the end.
 
-    Everything between the replaced values stays as it was. A body with repeated keys is written anew from its
-    fields, because a reader takes the last one.
+    Everything between the replaced values stays as it was. A body with repeated keys is written
+    anew from its fields, because a reader takes the last one.
     """
     spans = _locate(body, fields)
     if spans is None:
@@ -168,12 +184,18 @@ def has_repeated_keys(body: bytes, fields: Mapping[str, Raw]) -> bool:
 
 
 def _locate(body: bytes, fields: Mapping[str, Raw]) -> dict[str, tuple[int, int]] | None:
-    """Begin and end of each field's value in ``body``; None if they do not follow one another as expected."""
+    """Begin and end of each field's value in ``body``; None if they do not follow one another as
+    expected.
+    """
     spans: dict[str, tuple[int, int]] = {}
     index = 0
     for key, value in fields.items():
         found = _KEY.match(body, index)
-        if found is None or json.loads(found[1]) != key or not _stands_at(body, found.end(), memoryview(value)):
+        if (
+            found is None
+            or json.loads(found[1]) != key
+            or not _stands_at(body, found.end(), memoryview(value))
+        ):
             return None
         index = found.end() + len(value)
         spans[key] = (found.end(), index)
@@ -229,7 +251,13 @@ def unnamed_event(data: bytes) -> bytes:
 
 def named_event(value: Mapping[str, Any]) -> bytes:
     """An event with the name of its type, as Responses and Messages have them."""
-    return b"event: " + str(value.get("type", "")).encode() + b"\ndata: " + write_value(value) + b"\n\n"
+    return (
+        b"event: "
+        + str(value.get("type", "")).encode()
+        + b"\ndata: "
+        + write_value(value)
+        + b"\n\n"
+    )
 
 
 _NAME = re.compile(rb"(?:\A|(?<=[\r\n]))event:[^\r\n]*(?:\r\n|[\r\n])\Z")
@@ -240,8 +268,8 @@ _ONE_EVENT = re.compile(rb"(?:event:([^\r\n]*)\n)?data: ?([^\r\n]*)\n\n")
 class Decoder:
     """Feed it chunks as they arrive; it gives the events that are complete.
 
-    An event above ``MAX_HELD`` bytes is given up (``overrun`` is set): the stream itself is never held back
-    for the decoder's sake.
+    An event above ``MAX_HELD`` bytes is given up (``overrun`` is set): the stream itself is never
+    held back for the decoder's sake.
     """
 
     overrun: bool = False
@@ -277,7 +305,9 @@ class Decoder:
         return events
 
     def end(self) -> list[ServerSentEvent]:
-        """The event that the stream ended in without a blank line; browsers drop it, clients of models do not."""
+        """The event that the stream ended in without a blank line; browsers drop it, clients of
+        models do not.
+        """
         return self.feed(b"\n\n")
 
     @property
@@ -288,7 +318,8 @@ class Decoder:
         if not line:
             if self._data:
                 events.append(ServerSentEvent(b"\n".join(self._data), self._name))
-            self._data, self._name = [], b""
+            self._data = []
+            self._name = b""
             return
         if line.startswith(b"data:"):
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -298,9 +329,11 @@ class Decoder:
 
 @dataclass(slots=True)
 class Lines:
-    """Feed it chunks as they arrive; it gives the same bytes, cut between lines where a line is not too long for that.
+    """Feed it chunks as they arrive; it gives the same bytes, cut between lines where a line is not
+    too long for that.
 
-    Behind half a line, or a name without its data, no client would see the event that tells it of an error.
+    Behind half a line, or a name without its data, no client would see the event that tells it of
+    an error.
     """
 
     rest: bytes = b""

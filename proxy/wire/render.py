@@ -20,16 +20,20 @@ def render(
     role: str = "user",
     codec: Codec = CHAT,
 ) -> list[Raw]:
-    """The raw segments of a planned array: the client's own bytes wherever a message was not replaced.
+    """The raw segments of a planned array: the client's own bytes wherever a message was not
+    replaced.
 
-    ``roles`` are those of the messages: where no two of them are a user's in a row, none in the array are.
+    ``roles`` are those of the messages: where no two of them are a user's in a row, none in the
+    array are.
 
-    ``marked`` are the indices of messages with Weir's own mark, which is taken out. Cache markers stay on what
-    replaces their block. A summary is a message of ``role`` user or system; with ``system_append`` it is added to the
-    first system message, and is a user's where there is none.
+    ``marked`` are the indices of messages with Weir's own mark, which is taken out. Cache markers
+    stay on what replaces their block. A summary is a message of ``role`` user or system; with
+    ``system_append`` it is added to the first system message, and is a user's where there is none.
     """
     rendered = [
-        b"" if piece.index is None else _render(piece, messages[piece.index], marked=piece.index in marked, codec=codec)
+        b""
+        if piece.index is None
+        else _render(piece, messages[piece.index], marked=piece.index in marked, codec=codec)
         for piece in pieces
     ]
     speakers = ["user" if piece.index is None else roles[piece.index] for piece in pieces]
@@ -86,11 +90,13 @@ def rewritten(
     head: int = 0,
     marker: Mapping[str, Any] = {},
 ) -> bytes:
-    """The body without the definitions of tools of these names; other ``messages``, unless None keeps their bytes.
+    """The body without the definitions of tools of these names; other ``messages``, unless None
+    keeps their bytes.
 
     A ``marker`` stands behind tools and the ``head`` messages of the system.
     """
-    new, codec = _without_tools(request, pruned) if pruned else {}, request.codec
+    new = _without_tools(request, pruned) if pruned else {}
+    codec = request.codec
     if marker:
         whole = list(messages if messages is not None else request.messages or ())
         if head and (marked := codec.marked(whole[head - 1], marker)) is not None:
@@ -105,14 +111,21 @@ def rewritten(
 
 
 def without_marks(request: ClientRequest) -> bytes:
-    raws, codec = request.messages or (), request.codec
+    raws = request.messages or ()
+    codec = request.codec
     marked = codec.own_marks(raws)
-    bare = [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)] if marked else None
+    bare = (
+        [codec.unmarked(raw) if i in marked else raw for i, raw in enumerate(raws)]
+        if marked
+        else None
+    )
     return rewritten(request, messages=bare, pruned=())
 
 
 def _without_tools(request: ClientRequest, pruned: Collection[str]) -> dict[str, bytes]:
-    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one always stays."""
+    """The fields with definitions, less the pruned ones; an upstream refuses an empty list, so one
+    always stays.
+    """
     new: dict[str, bytes] = {}
     for field in request.codec.tool_fields:
         items = definitions(request, field)

@@ -1,10 +1,11 @@
 """OpenAI's Responses: ``POST /v1/responses``.
 
-Segments are: a run of what the model made (reasoning, messages, calls), as role ``assistant``; one output of a call, as
-role ``tool``; one message of the user, the system or the developer. ``instructions`` stand before them. Ids, names,
-arguments and what is encrypted are never changed. A run with ids but without reasoning, behind outputs of a run that
-has it, may share that reasoning: where it goes without it, it goes without its ids, which nothing else asks for ("was
-provided without its required 'reasoning' item").
+Segments are: a run of what the model made (reasoning, messages, calls), as role ``assistant``; one
+output of a call, as role ``tool``; one message of the user, the system or the developer.
+``instructions`` stand before them. Ids, names, arguments and what is encrypted are never changed. A
+run with ids but without reasoning, behind outputs of a run that has it, may share that reasoning:
+where it goes without it, it goes without its ids, which nothing else asks for ("was provided
+without its required 'reasoning' item").
 """
 
 import json
@@ -54,18 +55,34 @@ SEALED_CHARS = 5.0
 GONE = "(removed to fit the model's context window)"
 _ROLES = frozenset({"user", "system", "developer"})
 _ANSWERED = (
-    *("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"),
+    *(
+        "function_call",
+        "custom_tool_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "computer_call",
+    ),
     "program",
 )
 """Calls whose outputs are called after them."""
-_OUTPUTS = frozenset({*(f"{call}_output" for call in _ANSWERED), "tool_search_output", "mcp_approval_response"})
+_OUTPUTS = frozenset(
+    {*(f"{call}_output" for call in _ANSWERED), "tool_search_output", "mcp_approval_response"}
+)
 CALLS = frozenset({*_ANSWERED, "tool_search_call", "mcp_approval_request"})
 _WALLS = frozenset({"compaction", "compaction_summary"})
 _FIXED = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
 _UNCHANGED = frozenset(
-    {"computer_call_output", "tool_search_output", "mcp_approval_response", "apply_patch_call_output"}
+    {
+        "computer_call_output",
+        "tool_search_output",
+        "mcp_approval_response",
+        "apply_patch_call_output",
+    }
 )
-_NEEDS_NO_ID = frozenset({"message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"})
+_NEEDS_NO_ID = frozenset(
+    {"message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"}
+)
 NAMELESS = "reasoning"
 _PART_TYPES = {"input_text": "text", "output_text": "text"}
 _ENDS = {"max_output_tokens": "length"}
@@ -75,8 +92,12 @@ _LAST_TYPE = re.compile(rb'"type"\s*:\s*"(?:error|response\.(?:completed|incompl
 _WALL = re.compile(rb'"compaction')
 _THOUGHT = re.compile(rb'"reasoning"')
 _REFERENCE = re.compile(rb'"item_reference"')
-_BARE = re.compile(rb'\{\s*(?:"type"\s*:\s*null\s*,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*"type"\s*:\s*null\s*)?\}')
-"""Each is searched for alone: ``re`` looks for what a pattern begins with, and not for what two may begin with."""
+_BARE = re.compile(
+    rb'\{\s*(?:"type"\s*:\s*null\s*,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*"type"\s*:\s*null\s*)?\}'
+)
+"""Each is searched for alone: ``re`` looks for what a pattern begins with, and not for what two may
+begin with.
+"""
 
 
 class _Item(msgspec.Struct):
@@ -140,23 +161,41 @@ class ResponsesCodec(Codec):
     def answer(self, body: bytes) -> GivenAnswer | None:
         whole: Mapping[str, Raw] = split_object(body) if is_object(body) else _whole_in(body)
         identity = read_value(whole.get("id", b"null"))
-        if not isinstance(identity, str) or read_value(whole.get("status", b"null")) not in ("completed", "incomplete"):
+        if not isinstance(identity, str) or read_value(whole.get("status", b"null")) not in (
+            "completed",
+            "incomplete",
+        ):
             return None
         output = split_array(whole.get("output", b"[]")) or _items_done(body)
-        return GivenAnswer(id=identity, elements=b",".join(output), usage=read_value(whole.get("usage", b"null")))
+        return GivenAnswer(
+            id=identity, elements=b",".join(output), usage=read_value(whole.get("usage", b"null"))
+        )
 
     def named(self, elements: bytes, reasoned: int) -> Mapping[str, Raw]:
         items = [(_read(raw), raw) for raw in elements_of(elements)]
-        hidden = [raw for item, raw in items if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)]
+        hidden = [
+            raw
+            for item, raw in items
+            if item.type == "reasoning" and b'"encrypted_content":"' not in bytes(raw)
+        ]
         share = b',"%b":%d}' % (SEALED.encode(), reasoned // max(1, len(hidden)))
-        return {item.id: bytes(raw)[:-1] + share if raw in hidden else raw for item, raw in items if item.id}
+        return {
+            item.id: bytes(raw)[:-1] + share if raw in hidden else raw
+            for item, raw in items
+            if item.id
+        }
 
     def names(self, request: ClientRequest) -> Mapping[str, bool]:
-        array, naming = request.messages, (_REFERENCE, _BARE, *((_THOUGHT,) if self.is_kept(request.fields) else ()))
+        array = request.messages
+        naming = (_REFERENCE, _BARE, *((_THOUGHT,) if self.is_kept(request.fields) else ()))
         if array is None or not any(map(array.mentions, naming)):
             return {}
         found = [(_read(raw), raw) for raw in split_array(array.raw) or ()]
-        return {item.id: item.type != "reasoning" for item, raw in found if item.id and _is_named_only(item, raw)}
+        return {
+            item.id: item.type != "reasoning"
+            for item, raw in found
+            if item.id and _is_named_only(item, raw)
+        }
 
     def resolved(self, raw: Raw, known: Mapping[str, Raw]) -> Raw:
         """A run whose references are read as the items that they name; it is written as it came."""
@@ -164,7 +203,9 @@ class ResponsesCodec(Codec):
         items = [(_read(each), each) for each in elements]
         if not any(item.id in known and _is_named_only(item, each) for item, each in items):
             return raw
-        meant = [known.get(item.id, each) if _is_named_only(item, each) else each for item, each in items]
+        meant = [
+            known.get(item.id, each) if _is_named_only(item, each) else each for item, each in items
+        ]
         run = raw.like(bytes(raw)) if isinstance(raw, JoinedRun) else NamingRun(raw)
         run.meant = b",".join(meant)
         return run
@@ -172,7 +213,11 @@ class ResponsesCodec(Codec):
     def schema_of(self, request: ClientRequest) -> Any:
         asked = request.value("text")
         schema = asked.get("format") if isinstance(asked, dict) else None
-        return {"json_schema": schema} if isinstance(schema, dict) and schema.get("type") == "json_schema" else None
+        return (
+            {"json_schema": schema}
+            if isinstance(schema, dict) and schema.get("type") == "json_schema"
+            else None
+        )
 
     def segments(self, elements: Sequence[Raw]) -> Sequence[Raw]:
         items = [_read(raw) for raw in elements]
@@ -187,13 +232,19 @@ class ResponsesCodec(Codec):
             if run:
                 own = next((item.id or NAMELESS for item in kinds if _is_reasoning(item)), "")
                 joined = thought and not own and any(item.id for item in kinds)
-                found.append(JoinedRun.of(b",".join(run), reasoning=thought) if joined else b",".join(run))
+                found.append(
+                    JoinedRun.of(b",".join(run), reasoning=thought) if joined else b",".join(run)
+                )
                 thought = own or thought
                 run.clear()
                 kinds.clear()
 
         for raw, item in zip(elements[wall:], items[wall:], strict=True):
-            if item.type in _OUTPUTS or item.type in _FIXED or (item.type == "message" and item.role in _ROLES):
+            if (
+                item.type in _OUTPUTS
+                or item.type in _FIXED
+                or (item.type == "message" and item.role in _ROLES)
+            ):
                 end_run()
                 thought = thought if item.type in _OUTPUTS else ""
                 found.append(Fixed(raw) if item.type in _FIXED else raw)
@@ -205,7 +256,10 @@ class ResponsesCodec(Codec):
 
     def view(self, raw: Raw) -> Mapping[str, Any]:
         if isinstance(raw, Compacted | Fixed):
-            return {"role": "system", "content": None if isinstance(raw, Compacted) else json.dumps(first_object(raw))}
+            return {
+                "role": "system",
+                "content": None if isinstance(raw, Compacted) else json.dumps(first_object(raw)),
+            }
         items = objects_in(_meant(raw))
         if not items:
             return {}
@@ -230,10 +284,14 @@ class ResponsesCodec(Codec):
             items[0] = _other_output(first, kind, text)
         elif first.get("type", "message") == "message" and first.get("role") in _ROLES:
             if kind is EditKind.MEDIA:
-                items[0]["content"] = with_lines(first.get("content"), text.split("\n"), _is_media, "input_text")
+                items[0]["content"] = with_lines(
+                    first.get("content"), text.split("\n"), _is_media, "input_text"
+                )
             else:
                 marker = marker_within(first.get("content"))
-                items[0]["content"] = [{"type": "input_text", "text": text, **marker}] if marker else text
+                items[0]["content"] = (
+                    [{"type": "input_text", "text": text, **marker}] if marker else text
+                )
         else:
             items = _other_run(items, text)
         return like(raw, b",".join(map(write_value, items)))
@@ -250,7 +308,9 @@ class ResponsesCodec(Codec):
         if any(isinstance(raw, JoinedRun) for raw in segments):
             there = {name for raw in segments for name in _reasoning_in(raw)}
             segments = [
-                _without_ids(raw) if isinstance(raw, JoinedRun) and raw.reasoning not in there else raw
+                _without_ids(raw)
+                if isinstance(raw, JoinedRun) and raw.reasoning not in there
+                else raw
                 for raw in segments
             ]
         return [raw for raw in segments if raw]
@@ -266,7 +326,12 @@ class ResponsesCodec(Codec):
             "store": False,
         }
         if effect.schema:
-            form = {"type": "json_schema", "name": SCHEMA_NAME, "strict": True, "schema": dict(effect.schema)}
+            form = {
+                "type": "json_schema",
+                "name": SCHEMA_NAME,
+                "strict": True,
+                "schema": dict(effect.schema),
+            }
             asked["text"] = {"format": form}
         return asked
 
@@ -274,9 +339,18 @@ class ResponsesCodec(Codec):
         if not isinstance(value, dict) or value.get("object") != "response":
             return value
         message = {k: v for k, v in _run(dicts_in(value.get("output"))).items() if k != SEALED}
-        choice = {"index": 0, "message": message, "finish_reason": _finish(value, calls="tool_calls" in message)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": _finish(value, calls="tool_calls" in message),
+        }
         named = {name: value[name] for name in ("id", "model", "service_tier") if name in value}
-        return {**named, "choices": [choice], "usage": value.get("usage"), "error": value.get("error")}
+        return {
+            **named,
+            "choices": [choice],
+            "usage": value.get("usage"),
+            "error": value.get("error"),
+        }
 
     def matters(self, name: bytes, data: bytes) -> bool:
         if not name:  # not every server names its events
@@ -291,8 +365,16 @@ class ResponsesCodec(Codec):
         if isinstance(whole, dict):
             named = {name: whole[name] for name in ("id", "model", "service_tier") if name in whole}
             if kind in ("response.completed", "response.incomplete", "response.failed"):
-                choice = {"index": 0, "finish_reason": _finish(whole, calls=False) or kind.removeprefix("response.")}
-                return {**named, "choices": [choice], "usage": whole.get("usage"), "error": whole.get("error")}
+                choice = {
+                    "index": 0,
+                    "finish_reason": _finish(whole, calls=False) or kind.removeprefix("response."),
+                }
+                return {
+                    **named,
+                    "choices": [choice],
+                    "usage": whole.get("usage"),
+                    "error": whole.get("error"),
+                }
             return named
         return {"choices": [{"index": 0, "delta": _added(kind, value)}]}
 
@@ -305,10 +387,21 @@ class ResponsesCodec(Codec):
         return failed(f"Connection lost, premature close: {error.message}", {"id": answer or ""})
 
 
-def failed(message: str, begun: Mapping[str, Any], output: Sequence[Any] = (), sequence: int = 0) -> bytes:
+def failed(
+    message: str, begun: Mapping[str, Any], output: Sequence[Any] = (), sequence: int = 0
+) -> bytes:
     told = {"code": "server_error", "message": message}
-    response = {"id": "", "object": "response", **begun, "status": "failed", "error": told, "output": output}
-    return b"\n\n" + named_event({"type": "response.failed", "sequence_number": sequence, "response": response})
+    response = {
+        "id": "",
+        "object": "response",
+        **begun,
+        "status": "failed",
+        "error": told,
+        "output": output,
+    }
+    return b"\n\n" + named_event(
+        {"type": "response.failed", "sequence_number": sequence, "response": response}
+    )
 
 
 def _read(raw: Raw) -> _Item:
@@ -379,19 +472,31 @@ def _content(content: object) -> object:
 
 def _kind_of(item: Mapping[str, Any]) -> object:
     kind = item.get("type") or "message"
-    return "item_reference" if kind == "message" and item.get("id") and not item.get("role") else kind
+    return (
+        "item_reference" if kind == "message" and item.get("id") and not item.get("role") else kind
+    )
 
 
 def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts, others, calls, thoughts, sealed = [], [], [], [], 0.0
+    texts = []
+    others = []
+    calls = []
+    thoughts = []
+    sealed = 0.0
     for item in items:
         kind = _kind_of(item)
         if kind == "message":
             content = item.get("content")
-            texts += [content] if isinstance(content, str) else _texts_of(filter(is_own, dicts_in(content)))
+            texts += (
+                [content]
+                if isinstance(content, str)
+                else _texts_of(filter(is_own, dicts_in(content)))
+            )
             others += [part for part in dicts_in(content) if not is_own(part)]
         elif kind == "reasoning":
-            thought = "\n".join(_texts_of([*dicts_in(item.get("summary")), *dicts_in(item.get("content"))]))
+            thought = "\n".join(
+                _texts_of([*dicts_in(item.get("summary")), *dicts_in(item.get("content"))])
+            )
             thoughts.append(thought)
             sealed += len(str(item.get("encrypted_content") or "")) / SEALED_CHARS
             sealed += hidden if isinstance(hidden := item.get(SEALED), int) else 0
@@ -401,7 +506,11 @@ def _run(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             others.append({"type": kind, "item": item.get("id")})
         else:
             others.append({k: v for k, v in item.items() if k != MARK and v is not None})
-    content = [*({"type": "text", "text": text} for text in texts), *others] if others else "\n".join(texts) or None
+    content = (
+        [*({"type": "text", "text": text} for text in texts), *others]
+        if others
+        else "\n".join(texts) or None
+    )
     return reply_of(content, calls, thoughts, sealed)
 
 
@@ -413,10 +522,18 @@ def _texts_of(parts: Iterable[Mapping[str, Any]]) -> list[str]:
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
     arguments = item.get("arguments", item.get("input"))
     if not isinstance(arguments, str):
-        about = {k: v for k, v in item.items() if k in ("action", "actions", "operation", "arguments", "code")}
+        about = {
+            k: v
+            for k, v in item.items()
+            if k in ("action", "actions", "operation", "arguments", "code")
+        }
         arguments = json.dumps(about, ensure_ascii=False)
     name = item.get("name") or str(item.get("type", "")).removesuffix("_call")
-    return {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": _call_id(item),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def _call_id(item: Mapping[str, Any]) -> str:
@@ -426,8 +543,12 @@ def _call_id(item: Mapping[str, Any]) -> str:
 
 def _output(item: Mapping[str, Any]) -> dict[str, Any]:
     output = item.get("output", item.get("tools"))
-    if isinstance(output, list) and all(isinstance(part, dict) and "stdout" in part for part in output):
-        output = "\n".join(f"{part.get('stdout') or ''}{part.get('stderr') or ''}" for part in output)
+    if isinstance(output, list) and all(
+        isinstance(part, dict) and "stdout" in part for part in output
+    ):
+        output = "\n".join(
+            f"{part.get('stdout') or ''}{part.get('stderr') or ''}" for part in output
+        )
     elif isinstance(output, dict):
         output = [output]
     return {"role": "tool", "tool_call_id": _call_id(item), "content": _content(output) or ""}
@@ -441,7 +562,10 @@ def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dic
         texts = [text or GONE, *([""] * (len(output) - 1))]
         return {
             **item,
-            "output": [{**part, "stdout": said, "stderr": ""} for part, said in zip(output, texts, strict=True)],
+            "output": [
+                {**part, "stdout": said, "stderr": ""}
+                for part, said in zip(output, texts, strict=True)
+            ],
         }
     marker = marker_within(output)
     said = text or GONE
@@ -472,7 +596,8 @@ def _is_media(part: object) -> bool:
 
 
 def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
-    status, details = response.get("status"), response.get("incomplete_details")
+    status = response.get("status")
+    details = response.get("incomplete_details")
     if status == "incomplete" and isinstance(details, dict):
         reason = str(details.get("reason") or "incomplete")
         return _ENDS.get(reason, reason)
@@ -484,12 +609,16 @@ def _finish(response: Mapping[str, Any], *, calls: bool) -> str | None:
 
 
 def _added(kind: str, event: Mapping[str, Any]) -> dict[str, Any]:
-    place, delta = event.get("output_index"), event.get("delta")
+    place = event.get("output_index")
+    delta = event.get("delta")
     if kind == "response.output_item.added":
         item = event.get("item")
         item = item if isinstance(item, dict) else {}
         if item.get("type") in CALLS:
-            function = {"name": item.get("name") or item["type"].removesuffix("_call"), "arguments": ""}
+            function = {
+                "name": item.get("name") or item["type"].removesuffix("_call"),
+                "arguments": "",
+            }
             return {"tool_calls": [{"index": place, "id": _call_id(item), "function": function}]}
         return {"begun": item.get("type")}
     if kind in ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta"):
@@ -512,7 +641,9 @@ def _whole_in(stream: bytes) -> Mapping[str, Raw]:
 def _items_done(stream: bytes) -> list[Raw]:
     if is_object(stream):
         return []
-    events = (event for event in Decoder().feed(stream) if event.name == b"response.output_item.done")
+    events = (
+        event for event in Decoder().feed(stream) if event.name == b"response.output_item.done"
+    )
     return [item for event in events if (item := split_object(event.data).get("item")) is not None]
 
 

@@ -1,9 +1,11 @@
-"""From a request's raw messages to the planner's transcript, paying only for what was never seen before.
+"""From a request's raw messages to the planner's transcript, paying only for what was never seen
+before.
 
-Three caches, all in memory, bounded, and seeded per tenant so that nobody can tell by timing what another has
-sent. Of a body that begins as an earlier one did only the rest is parsed, and an array that begins with the bytes of
-an earlier one is that array and what follows it: one fast hash over the shared bytes finds either. A single message
-that was seen before, wherever it stands, is found by the hash of its slice.
+Three caches, all in memory, bounded, and seeded per tenant so that nobody can tell by timing what
+another has sent. Of a body that begins as an earlier one did only the rest is parsed, and an array
+that begins with the bytes of an earlier one is that array and what follows it: one fast hash over
+the shared bytes finds either. A single message that was seen before, wherever it stands, is found
+by the hash of its slice.
 """
 
 import asyncio
@@ -62,21 +64,32 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-MAX_MESSAGES, MAX_SEEN = 150_000, 60_000  # in arrays, and by themselves
+# in arrays, and by themselves
+MAX_MESSAGES = 150_000
+MAX_SEEN = 60_000
 MAX_TOOL_SETS = 4_096
-MAX_DEFINED = 128  # sets of definitions with their descriptions, which only a request that prunes them reads
+# sets of definitions with their descriptions, which only a request that prunes them reads
+MAX_DEFINED = 128
 MAX_ARRAYS = 8_192
-ARRAYS_ALIKE, BODIES_ALIKE = 3, 16  # that share a prefix: many bodies of one key begin with the same tools
+# that share a prefix: many bodies of one key begin with the same tools
+ARRAYS_ALIKE = 3
+BODIES_ALIKE = 16
 ALONE = 8  # messages: what arrays that are alike cost beside those of the first
 ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
-MAX_NAMING_LEN = 64 * 1024  # bytes of a message in which a file is named: one that holds a file's content is longer
+# bytes of a message in which a file is named: one that holds a file's content is longer
+MAX_NAMING_LEN = 64 * 1024
 _MEDIA = attrgetter("media")
-READ_AT_ONCE, SAMPLED_AT_ONCE = 128 * 1024, 1024 * 1024
-SPLIT_AT_ONCE, OBJECTS_AT_ONCE = 256 * 1024, 1_000
-"""Bytes of an array, and objects of messages, above which a thread takes them apart and reads them."""
+READ_AT_ONCE = 128 * 1024
+SAMPLED_AT_ONCE = 1024 * 1024
+SPLIT_AT_ONCE = 256 * 1024
+OBJECTS_AT_ONCE = 1_000
+"""Bytes of an array, and objects of messages, above which a thread takes them apart and reads them.
+"""
 COUNTED = 4 * 2**20
-"""Characters never seen that are counted, of the first few messages and the newest: older ones are guessed by these."""
+"""Characters never seen that are counted, of the first few messages and the newest: older ones are
+guessed by these.
+"""
 COUNTED_FIRST = 8
 PATIENCE = 3.0
 MAX_KEPT_CHARS = 8_000_000
@@ -86,11 +99,11 @@ SAMPLED = " ~"  # what the name of a count ends with that was made in part
 
 
 class RequestTranscript(msgspec.Struct, frozen=True):
-    """A transcript, the seed of its chain, the indices of messages that carry Weir's own mark, and whether there are
-    images or the like.
+    """A transcript, the seed of its chain, the indices of messages that carry Weir's own mark, and
+    whether there are images or the like.
 
-    ``new`` are the raw messages behind those whose array was seen before. ``sampled`` says that some were counted in
-    part: the tokens are right within ``MAX_ERROR``.
+    ``new`` are the raw messages behind those whose array was seen before. ``sampled`` says that
+    some were counted in part: the tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -136,7 +149,9 @@ B = TypeVar("B", Beginning, _Array)
 class _Kept(OrderedDict[K, V]):
     def __init__(self, most: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
         super().__init__()
-        self._most, self._weigh, self._held = most, weigh, 0
+        self._most = most
+        self._weigh = weigh
+        self._held = 0
 
     def keep(self, key: K, value: V) -> None:
         self._held += self._weigh(value) - (self._weigh(self[key]) if key in self else 0)
@@ -152,7 +167,9 @@ class Transcripts:
         self._depth = depth
         self._seen: dict[bytes, Message] = {}
         self._bodies: _Kept[tuple[bytes, str], tuple[Beginning, ...]] = _Kept(MAX_ARRAYS)
-        self._arrays = _Kept[tuple[bytes, str], tuple[_Array, ...]](MAX_MESSAGES, lambda a: ALONE + len(a[0].messages))
+        self._arrays = _Kept[tuple[bytes, str], tuple[_Array, ...]](
+            MAX_MESSAGES, lambda a: ALONE + len(a[0].messages)
+        )
         self._tools: _Kept[bytes, int] = _Kept(MAX_TOOL_SETS)
         self._defined: _Kept[bytes, tuple[ToolDefinition, ...]] = _Kept(MAX_DEFINED)
         self._files: _Kept[str, dict[str, int]] = _Kept(MAX_FILES)
@@ -162,12 +179,15 @@ class Transcripts:
         """The request in ``body``. Raises InvalidJSON or InvalidRequest."""
         if len(body) < 1 << MIN_ARRAY:
             return codec.parse(body)
-        whole, kind = memoryview(body), codec.name
+        whole = memoryview(body)
+        kind = codec.name
         places = _boundaries(whole, len(whole), xxhash.xxh3_64_intdigest(tenant.encode()))
         known, place = _begins_with(self._bodies, whole, places, kind)
         request = None if known is None else codec.parse_after(body, known)
         if request is None:
-            request, known, place = codec.parse(body), None, None
+            request = codec.parse(body)
+            known = None
+            place = None
         array = request.messages
         if array is None or not isinstance(request.fields[codec.array], msgspec.Raw):
             return request
@@ -181,14 +201,22 @@ class Transcripts:
         return request
 
     def learn_files(self, request: ClientRequest, *, tenant: str, tokens: int) -> None:
-        """Take what the upstream counted beyond the estimate as the size of the request's files that are only named.
+        """Take what the upstream counted beyond the estimate as the size of the request's files
+        that are only named.
 
-        Files whose size is known already are part of the estimate; ``tokens`` are shared among the others.
+        Files whose size is known already are part of the estimate; ``tokens`` are shared among the
+        others.
         """
         files = self._files.get(tenant, {})
         self._files.keep(tenant, files)
-        raws = (raw for raw in request.messages or () if len(raw) <= MAX_NAMING_LEN and b"file" in bytes(raw))
-        unknown = {name for raw in raws for name in named_files(request.codec.view(raw))} - files.keys()
+        raws = (
+            raw
+            for raw in request.messages or ()
+            if len(raw) <= MAX_NAMING_LEN and b"file" in bytes(raw)
+        )
+        unknown = {
+            name for raw in raws for name in named_files(request.codec.view(raw))
+        } - files.keys()
         if tokens > 0 and unknown and len(files) < MAX_FILES:
             files |= dict.fromkeys(unknown, tokens // len(unknown))
 
@@ -204,26 +232,38 @@ class Transcripts:
         binds: bool = False,
         may_sample: bool = False,
     ) -> RequestTranscript:
-        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for too many, InvalidJSON
-        for one that is nested too deeply.
+        """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for
+        too many, InvalidJSON for one that is nested too deeply.
 
-        ``owner`` is whose history it is, beside the tenant's. ``image_tokens`` is what every image costs, None for the
-        model's formula; ``binds`` whether the model signs what it thinks for what stands before it. Much text that was
-        never seen is counted in part where that ``may_sample``.
+        ``owner`` is whose history it is, beside the tenant's. ``image_tokens`` is what every image
+        costs, None for the model's formula; ``binds`` whether the model signs what it thinks for
+        what stands before it. Much text that was never seen is counted in part where that
+        ``may_sample``.
         """
-        codec, raws = request.codec, request.messages or Segments(b"[]")
+        codec = request.codec
+        raws = request.messages or Segments(b"[]")
         self._judge_fields(request)
         tenant = tenant if codec is CHAT else f"{tenant}/{codec.name}"
-        kind = f"{counter.name}/{model}" if image_tokens is None else f"{counter.name}/{model}/{image_tokens}"
+        kind = (
+            f"{counter.name}/{model}"
+            if image_tokens is None
+            else f"{counter.name}/{model}/{image_tokens}"
+        )
         files = self._files.get(tenant, {})
         if files:
-            kind = f"{kind} {len(files)}"  # counts made before a file's size was known no longer hold
+            # counts made before a file's size was known no longer hold
+            kind = f"{kind} {len(files)}"
         seed = xxhash.xxh3_64_intdigest(f"{tenant} {kind}".encode())
-        whole, size = raws.raw, len(raws.raw) - 1
+        whole = raws.raw
+        size = len(raws.raw) - 1
         whose = "\0".join((tenant, *owner))
         arrays = xxhash.xxh3_128_hexdigest(b"".join(raws.head)) if raws.head else ""
-        mine = xxhash.xxh3_64_intdigest(whose.encode(errors="surrogatepass"), seed) if owner else seed
-        places = _boundaries(whole, size, mine) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
+        mine = (
+            xxhash.xxh3_64_intdigest(whose.encode(errors="surrogatepass"), seed) if owner else seed
+        )
+        places = (
+            _boundaries(whole, size, mine) if size >= 1 << MIN_ARRAY and codec.goes_on(raws) else []
+        )
         known, place = _begins_with(self._arrays, whole, places, arrays)
         sampled = may_sample and known is None and size > MIN_SAMPLED and counter.is_exact
         if sampled:
@@ -235,7 +275,8 @@ class Transcripts:
         if len(new) + len(known.messages) > self._most:
             raise RequestTooLarge(f"More than {self._most} messages are not accepted here.")
         counting = _Counting(codec, seed, model, counter, image_tokens, files, sampled)
-        messages, marked = await self._messages(new, counting), codec.own_marks(new)
+        messages = await self._messages(new, counting)
+        marked = codec.own_marks(new)
         digest = b"" if place is None else place.extended(whole, size).digest
         array = _joined(known, messages, marked, size=size, digest=digest, owner=whose)
         if places and (not array.messages or codec.is_closed(array.messages[-1].role)):
@@ -260,18 +301,26 @@ class Transcripts:
         )
 
     async def _messages(self, raws: Sequence[Raw], counting: _Counting) -> tuple[Message, ...]:
-        seen, keys = self._seen, [xxhash.xxh3_128_digest(raw, counting.seed) for raw in raws]
-        if counting.codec is not CHAT:  # what stands before a compaction is read as nothing, whatever it was before
+        seen = self._seen
+        keys = [xxhash.xxh3_128_digest(raw, counting.seed) for raw in raws]
+        # what stands before a compaction is read as nothing, whatever it was before
+        if counting.codec is not CHAT:
             keys = [key + type(raw).__name__.encode() for key, raw in zip(keys, raws, strict=True)]
         if counting.sampled:
             keys = [key if key in seen else key + SAMPLED.encode() for key in keys]
         known = [seen.get(key) for key in keys]
-        unseen = [(key, raw) for key, raw, message in zip(keys, raws, known, strict=True) if message is None]
+        unseen = [
+            (key, raw)
+            for key, raw, message in zip(keys, raws, known, strict=True)
+            if message is None
+        ]
         if sum(len(raw) for _, raw in unseen) <= COUNTED:
             read = await self._see(unseen, counting)
         else:
             async with self._turn():
-                read = await self._see([*unseen[:COUNTED_FIRST], *unseen[: COUNTED_FIRST - 1 : -1]], counting)
+                read = await self._see(
+                    [*unseen[:COUNTED_FIRST], *unseen[: COUNTED_FIRST - 1 : -1]], counting
+                )
         if len(seen) > MAX_SEEN:
             for key in [*islice(seen, len(seen) - MAX_SEEN + MAX_SEEN // 10)]:
                 del seen[key]
@@ -279,7 +328,9 @@ class Transcripts:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Be the only one whose messages are so many. Raises Busy for who would have to wait long."""
+        """Be the only one whose messages are so many. Raises Busy for who would have to
+        wait long.
+        """
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._huge.acquire()
@@ -290,7 +341,9 @@ class Transcripts:
         finally:
             self._huge.release()
 
-    async def _see(self, unseen: Sequence[tuple[bytes, Raw]], counting: _Counting) -> Mapping[bytes, Message]:
+    async def _see(
+        self, unseen: Sequence[tuple[bytes, Raw]], counting: _Counting
+    ) -> Mapping[bytes, Message]:
         counter = counting.counter
         characters = 0
         tokens = 0
@@ -308,7 +361,9 @@ class Transcripts:
                 characters += sum(len(text) for item in items for text in item.texts)
                 tokens += sum(counts) - sum(item.fixed for item in items)
             keys = [key for key, _ in part]
-            made = await _apart(partial(_messages_of, keys, values, counts, counting), is_long=is_long)
+            made = await _apart(
+                partial(_messages_of, keys, values, counts, counting), is_long=is_long
+            )
             read |= made
             self._seen |= made
         return read
@@ -320,26 +375,40 @@ class Transcripts:
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
         if any(type(value.get("role")) in (dict, list) for value in values):
             raise TypeError("the role of a message is no word")
-        deepest, is_read = self._depth - 2, codec is CHAT and all(values)  # most brackets stand in texts
-        is_beyond = holds_beyond(values, deepest) if is_read else any(nests_beyond(raw, deepest) for raw in raws)
+        # most brackets stand in texts
+        deepest = self._depth - 2
+        is_read = codec is CHAT and all(values)
+        is_beyond = (
+            holds_beyond(values, deepest)
+            if is_read
+            else any(nests_beyond(raw, deepest) for raw in raws)
+        )
         self._judge_depth(codec.array, is_beyond=is_beyond)
-        items = [message_texts(v, model=counting.model, image_tokens=counting.image_tokens) for v in values]
+        items = [
+            message_texts(v, model=counting.model, image_tokens=counting.image_tokens)
+            for v in values
+        ]
         return values, items
 
     def _judge_fields(self, request: ClientRequest) -> None:
-        codec, short = request.codec, 2 * self._depth
+        codec = request.codec
+        short = 2 * self._depth
         for name, part in request.fields.items():
-            if (
-                len(part) >= short and name != codec.array and name not in codec.counted
-            ):  # those are, once they are read
+            # the array and what is counted are judged once they are read
+            if len(part) >= short and name != codec.array and name not in codec.counted:
                 self._judge_depth(name, is_beyond=nests_beyond(part, self._depth - 1))
 
     def _judge_depth(self, field: str, *, is_beyond: bool) -> None:
         if is_beyond:
-            raise InvalidJSON(f"The request is nested more than {self._depth} levels deep (limits.depth).", param=field)
+            raise InvalidJSON(
+                f"The request is nested more than {self._depth} levels deep (limits.depth).",
+                param=field,
+            )
 
     def _read_tools(self, request: ClientRequest, counting: _Counting) -> Tools:
-        parts = [request.fields[name] for name in request.codec.tool_fields if name in request.fields]
+        parts = [
+            request.fields[name] for name in request.codec.tool_fields if name in request.fields
+        ]
         if not parts:
             return Tools()
         key = _key_of(parts, counting)
@@ -350,31 +419,46 @@ class Transcripts:
         return Tools(defined, chosen_tools(request))
 
     async def _count_tools(self, request: ClientRequest, counting: _Counting) -> int:
-        parts = {name: request.fields[name] for name in request.codec.counted if name in request.fields}
+        parts = {
+            name: request.fields[name] for name in request.codec.counted if name in request.fields
+        }
         if not parts:
             return 0
         key = _key_of(parts.values(), counting)
         known = self._tools.get(key)
         if known is None:
             count = partial(self._count_definitions, request, parts, counting)
-            known = await asyncio.to_thread(count) if sum(map(len, parts.values())) > INLINE_CHARS else count()
+            known = (
+                await asyncio.to_thread(count)
+                if sum(map(len, parts.values())) > INLINE_CHARS
+                else count()
+            )
             self._tools.keep(key, known)
         return known
 
-    def _count_definitions(self, request: ClientRequest, parts: Mapping[str, Raw], counting: _Counting) -> int:
+    def _count_definitions(
+        self, request: ClientRequest, parts: Mapping[str, Raw], counting: _Counting
+    ) -> int:
         for name, part in parts.items():
             self._judge_depth(name, is_beyond=nests_beyond(part, self._depth - 1))
-        tools, functions, schema = request.value("tools"), request.value("functions"), request.codec.schema_of(request)
+        tools = request.value("tools")
+        functions = request.value("functions")
+        schema = request.codec.schema_of(request)
         return count_tools(tools, functions, schema, counting.counter, model=counting.model)
 
 
 async def _apart(work: Callable[[], T], *, is_long: bool) -> T:
-    """What ``work`` returns, made in a thread where it takes so long that the event loop would be held by it."""
+    """What ``work`` returns, made in a thread where it takes so long that the event loop would be
+    held by it.
+    """
     return await asyncio.to_thread(work) if is_long else work()
 
 
 def _messages_of(
-    keys: Sequence[bytes], values: Sequence[Mapping[str, Any]], counts: Sequence[int], counting: _Counting
+    keys: Sequence[bytes],
+    values: Sequence[Mapping[str, Any]],
+    counts: Sequence[int],
+    counting: _Counting,
 ) -> dict[bytes, Message]:
     files = counting.files
     is_chat = counting.codec is CHAT
@@ -388,13 +472,15 @@ def _messages_of(
 
 def _parts(unseen: Sequence[tuple[K, Raw]], most: int) -> Iterator[list[tuple[K, Raw]]]:
     """Messages in parts of so many bytes: the event loop does something else in between."""
-    part, size = list[tuple[K, Raw]](), 0
+    part = list[tuple[K, Raw]]()
+    size = 0
     for each in unseen:
         part.append(each)
         size += len(each[1])
         if size >= most:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 
@@ -403,13 +489,17 @@ def _key_of(parts: Iterable[Raw], counting: _Counting) -> bytes:
     return b"".join(xxhash.xxh3_128_digest(part, counting.seed) for part in parts)
 
 
-def _define(request: ClientRequest, *, model: str, counter: TextCounter) -> tuple[ToolDefinition, ...]:
+def _define(
+    request: ClientRequest, *, model: str, counter: TextCounter
+) -> tuple[ToolDefinition, ...]:
     alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
     found: list[ToolDefinition] = []
     for name, raws in tool_definitions(request).items():
         values = [read_value(raw) for raw in raws]
         all_of = tool_texts([{}, *values], None, None, model=model)
-        tokens = all_of.fixed - alone.fixed + sum(map(counter.count, all_of.texts[len(alone.texts) :]))
+        tokens = (
+            all_of.fixed - alone.fixed + sum(map(counter.count, all_of.texts[len(alone.texts) :]))
+        )
         found.append(ToolDefinition(name, max(0, tokens), " ".join(map(tool_description, values))))
     return tuple(found)
 
@@ -426,7 +516,9 @@ class _Prefix(NamedTuple):
 
 
 def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
-    """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share what follows."""
+    """The first 4 KB, 8 KB, 16 KB … of ``size`` bytes, hashed: two arrays that share one may share
+    what follows.
+    """
     places: list[_Prefix] = []
     prefix = _Prefix(0, b"", xxhash.xxh3_128(seed=seed))
     for power in range(MIN_ARRAY, size.bit_length()):
@@ -436,7 +528,10 @@ def _boundaries(whole: memoryview, size: int, seed: int) -> list[_Prefix]:
 
 
 def _begins_with(
-    kept: _Kept[tuple[bytes, str], tuple[B, ...]], whole: memoryview, places: Sequence[_Prefix], kind: str
+    kept: _Kept[tuple[bytes, str], tuple[B, ...]],
+    whole: memoryview,
+    places: Sequence[_Prefix],
+    kind: str,
 ) -> tuple[B | None, _Prefix | None]:
     for place in reversed(places):
         for begun in kept.get((place.digest, kind), ()):
@@ -447,21 +542,33 @@ def _begins_with(
     return None, places[-1] if places else None
 
 
-def _remember(kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tuple[bytes, str], *, most: int) -> None:
-    others: list[B] = [b for b in kept.get(key, ()) if (b.size, b.digest) != (begun.size, begun.digest)]
+def _remember(
+    kept: _Kept[tuple[bytes, str], tuple[B, ...]], begun: B, key: tuple[bytes, str], *, most: int
+) -> None:
+    others: list[B] = [
+        b for b in kept.get(key, ()) if (b.size, b.digest) != (begun.size, begun.digest)
+    ]
     others.insert(0, begun)
     kept.keep(key, tuple(others[:most]))
 
 
 def _joined(
-    known: _Array, new: tuple[Message, ...], marked: frozenset[int], *, size: int, digest: bytes, owner: str
+    known: _Array,
+    new: tuple[Message, ...],
+    marked: frozenset[int],
+    *,
+    size: int,
+    digest: bytes,
+    owner: str,
 ) -> _Array:
-    messages, start = known.messages + new, len(known.messages)
+    messages = known.messages + new
+    start = len(known.messages)
     if known.head == start:
         head = head_length(messages)
         chain = chain_of(owner, messages, head)
     else:
-        head, chain = known.head, extend_chain(known.chain, new)
+        head = known.head
+        chain = extend_chain(known.chain, new)
     return _Array(
         size,
         digest,
@@ -475,7 +582,9 @@ def _joined(
 
 
 class _Bodies:
-    def __init__(self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int) -> None:
+    def __init__(
+        self, codec: Codec, raws: Sequence[Raw], new: Sequence[Raw], *, first: int
+    ) -> None:
         self._codec = codec
         self._raws = raws
         self._new = new
@@ -506,15 +615,19 @@ PART_OF_ONE = 10  # of what is read: 25,000 tokens at the least, what a result i
 
 
 def skimmed(transcript: Transcript, *, window: int) -> Transcript:
-    """A transcript of which no more is read than a plan may take: the head, the task, the newest messages are whole.
+    """A transcript of which no more is read than a plan may take: the head, the task, the newest
+    messages are whole.
 
-    What may be forwarded is among the newest: a window and half of it again. A result among them that is too long for
-    that is read at both ends, as it may be forwarded.
+    What may be forwarded is among the newest: a window and half of it again. A result among them
+    that is too long for that is read at both ends, as it may be forwarded.
     """
     if transcript.tokens <= max(MAX_READ, 2 * window):
         return transcript
-    messages, room = transcript.messages, max(MAX_READ // 2, window + window // 2)
-    left, task, ends = room, first_user(transcript), set[int]()
+    messages = transcript.messages
+    room = max(MAX_READ // 2, window + window // 2)
+    left = room
+    task = first_user(transcript)
+    ends = set[int]()
     whole = {*range(transcript.head), *range(0 if task is None else task + 1)}
     for index in range(len(messages) - 1, transcript.head - 1, -1):
         message = messages[index]
@@ -528,8 +641,13 @@ def skimmed(transcript: Transcript, *, window: int) -> Transcript:
             break
     users = frozenset(i for i, m in enumerate(messages) if m.role == "user" and i not in whole)
     most = max(MIN_SKIMMED, MAX_READ // 2 * CHARS_OF_A_TOKEN // max(1, len(users)))
-    longest = {**dict.fromkeys(users, most), **dict.fromkeys(ends, room // PART_OF_ONE * CHARS_OF_A_TOKEN)}
-    return replace(transcript, read=partial(_skim, transcript.read, messages, frozenset(whole), longest))
+    longest = {
+        **dict.fromkeys(users, most),
+        **dict.fromkeys(ends, room // PART_OF_ONE * CHARS_OF_A_TOKEN),
+    }
+    return replace(
+        transcript, read=partial(_skim, transcript.read, messages, frozenset(whole), longest)
+    )
 
 
 def _skim(
@@ -539,12 +657,18 @@ def _skim(
     longest: Mapping[int, int],
     index: int,
 ) -> Body:
-    body, most, message = read(index), longest.get(index, 0), messages[index]
+    body = read(index)
+    most = longest.get(index, 0)
+    message = messages[index]
     if index in whole or (most and len(body.text) + len(body.data) <= most):
         return body
     if not most:
         return replace(body, text="", data="", reasoning="")
-    between = f"\n{left_out(message.tokens - most // CHARS_OF_A_TOKEN, message.ref)}\n" if message.is_result else "\n"
+    between = (
+        f"\n{left_out(message.tokens - most // CHARS_OF_A_TOKEN, message.ref)}\n"
+        if message.is_result
+        else "\n"
+    )
     text, data = (
         each if len(each) <= most else f"{each[: most // 2]}{between}{each[-most // 2 :]}"
         for each in (body.text, body.data)

@@ -8,7 +8,9 @@ from alembic.config import Config
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Bring a database to the newest revision, within the transaction that the connection has begun."""
+    """Bring a database to the newest revision, within the transaction that the connection has
+    begun.
+    """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
