@@ -35,22 +35,23 @@ from proxy.access.destination import MANAGED
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, StoreSettings
-from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
-from proxy.custom import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.run import answering
+from proxy.features.alerts import Alerts
+from proxy.features.health.book import HealthBook
+from proxy.features.held_history import AnswerBook
+from proxy.features.mcp import McpServer
+from proxy.features.plugins import Hooks, Plugin
 from proxy.http.endpoints import METHODS, Api, Probes
-from proxy.http.mcp import McpServer
 from proxy.http.reports import store_growth
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
 from proxy.http.routes import PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
-from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.planning.workers import Workers, processes_for_plans

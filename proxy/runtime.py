@@ -12,12 +12,14 @@ from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
-from proxy.conversation.answers import AnswerBook
-from proxy.custom import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
+from proxy.features.alerts import Alerts
+from proxy.features.custom import CustomFunctions
+from proxy.features.health.book import HealthBook
+from proxy.features.held_history import AnswerBook
+from proxy.features.plugins import Hooks
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.store import Store, WriteBehindQueue

@@ -24,7 +24,7 @@ from proxy.cli import Failure
 from proxy.cli.shared import config_option, given_again, listening, loaded, store_url, vocabularies
 from proxy.config.loading import environment, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
-from proxy.custom import Hooks, Plugin
+from proxy.features.plugins import Hooks, Plugin
 from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError

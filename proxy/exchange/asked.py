@@ -40,9 +40,10 @@ from proxy.effects.perform import (
 )
 from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.exchange.compaction import EDITS, client_edits, opened, unseal
 from proxy.exchange.record import ExchangeProgress
-from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, HeldState, Request, is_native
+from proxy.exchange.request import Request
+from proxy.features.compaction import COMPACT_PATH, EDITS, client_edits, is_native, opened, unseal
+from proxy.features.held_history import NOTHING_HELD, HeldState
 from proxy.models.facts import BETA, binds_reasoning, cost_of, long_name, prices_of
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime

@@ -18,13 +18,13 @@ from policies.pressure import read_pressure
 from policies.settings import CACHE_TTL, ContextSettings
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.conversation.thread import name_from
-from proxy.custom import Turn
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts
-from proxy.monitor import CacheUse, follow
+from proxy.features.cache_use import CacheUse, follow
+from proxy.features.plugins import Turn
+from proxy.features.recall.rounds import Recalled
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
-from proxy.recall.rounds import Recalled
 from proxy.runtime import Runtime
 from proxy.stream import Listener, messages_in, texts_of
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together

@@ -26,7 +26,6 @@ from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
 from proxy.access.provider_ids import ids_in, is_judged, named_in_request
-from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,
@@ -37,17 +36,8 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.exchange.asked import parsed_for, request_for, settings_for
-from proxy.exchange.compaction import (
-    as_answer,
-    as_compacted,
-    compaction_on,
-    is_weirs,
-    lacks_compaction,
-    make_compaction,
-    natively,
-)
 from proxy.exchange.record import BROKE_OFF, ExchangeProgress, evicted_count, identify
-from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
+from proxy.exchange.request import Request
 from proxy.exchange.send import (
     Attempts,
     Recalling,
@@ -57,9 +47,21 @@ from proxy.exchange.send import (
     learn_loads_passed,
 )
 from proxy.exchange.tell import record_exchange
+from proxy.features.compaction import (
+    COMPACT_PATH,
+    as_answer,
+    as_compacted,
+    compaction_on,
+    is_weirs,
+    lacks_compaction,
+    make_compaction,
+    natively,
+)
+from proxy.features.held_history import NOTHING_HELD, held_by, record_answer
+from proxy.features.plugins import Overflow, Turn, new_results
+from proxy.features.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.models.limits import BINDING
 from proxy.planning.values import Plan, PlanRequest
-from proxy.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.runtime import Runtime
 from proxy.server import WRITE
 from proxy.stream import (
@@ -223,11 +225,7 @@ class ExchangeHandler:
         progress = self.progress
         metrics = self.runtime.telemetry.metrics
         request = await self.read(body, caller)
-        if (
-            request.compacts
-            and is_weirs(self.runtime, request, self.route.path)
-            and await self._compact(request)
-        ):
+        if request.compacts and self._makes_compaction(request) and await self._compact(request):
             return
         plan = await self.plan(request)
         remember = self._remembering(request)
@@ -321,11 +319,20 @@ class ExchangeHandler:
             plan = await planner.first(asked, recognized)
             if request.client is not asked.request:
                 plan = await request.held.followed(planner, asked, request.client, plan)
-            progress.plan = plan = natively(request, plan) if asked.settings.observes else plan
+            progress.plan = plan = (
+                natively(asked, request.client, request.destination.upstream, plan)
+                if asked.settings.observes
+                else plan
+            )
         except ContextLengthExceeded:
             self._tell_overflow(Overflow(source="planned"))
             raise
         return plan
+
+    def _makes_compaction(self, request: Request) -> bool:
+        upstream = request.destination.upstream.name
+        unsupported = self.runtime.unsupported
+        return is_weirs(request.chat, upstream, self.route.path, unsupported=unsupported)
 
     async def _compact(self, request: Request, received: UpstreamResponse | None = None) -> bool:
         progress = self.progress
@@ -338,7 +345,14 @@ class ExchangeHandler:
         )
         identify(progress)
         if (
-            made := await make_compaction(runtime, request, asked, recognized, name=progress.id)
+            made := await make_compaction(
+                runtime.planner,
+                asked,
+                recognized,
+                secret=runtime.secret,
+                name=progress.id,
+                keeps=request.destination.path.endswith(COMPACT_PATH),
+            )
         ) is None:
             return False
         if received is not None:
@@ -815,11 +829,7 @@ class CountHandler(ExchangeHandler):
     async def _answer(self, body: bytes, caller: Caller) -> None:
         progress = self.progress
         request = await self.read(body, caller)
-        if (
-            request.compacts
-            and is_weirs(self.runtime, request, self.route.path)
-            and await self._compact(request)
-        ):
+        if request.compacts and self._makes_compaction(request) and await self._compact(request):
             return
         sent = request.chat.body
         tokens = None

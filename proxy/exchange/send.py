@@ -16,13 +16,13 @@ from policies.limits import RECALL_TOKENS
 from policies.settings import ContextSettings
 from proxy.access.destination import Destination
 from proxy.errors import ProxyError, UpstreamEmpty, UpstreamUnreachable
+from proxy.features.recall.archive import Archive
+from proxy.features.recall.rounds import MAX_ROUNDS, Rounds
+from proxy.features.recall.tool import Offer, offer_for, with_more
 from proxy.models.limits import COUNTED_IN, TOKENS, ModelLimitsResolver, cut_at, stays_cut
 from proxy.planning.loads import SIZES, Scales
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
-from proxy.recall.archive import Archive
-from proxy.recall.rounds import MAX_ROUNDS, Rounds
-from proxy.recall.tool import Offer, offer_for, with_more
 from proxy.stream import (
     IN_THE_MIDDLE,
     MAX_WHOLE,

@@ -14,7 +14,6 @@ from policies.messages import results_by_tool
 from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
-from proxy.custom import TurnEnd
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.record import (
     ExchangeProgress,
@@ -23,8 +22,9 @@ from proxy.exchange.record import (
     identify,
     record_of,
 )
+from proxy.features.alerts import Notice
+from proxy.features.plugins import TurnEnd
 from proxy.models.facts import cost_of, prices_of
-from proxy.monitor import Notice
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
 from proxy.store.records import ExchangeRow, Inspection, RelayedRow

@@ -25,7 +25,7 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
 )
-from proxy.monitor import shown
+from proxy.features.cache_use import shown
 from proxy.runtime import Runtime
 from proxy.server import App, Shutdown
 from proxy.store import Store

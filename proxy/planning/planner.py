@@ -39,6 +39,7 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
+from proxy.features.recall.archive import by_likeness, elsewhere
 from proxy.models.limits import ModelLimits
 from proxy.planning.loads import Scales
 from proxy.planning.values import (
@@ -54,7 +55,6 @@ from proxy.planning.values import (
     too_long,
 )
 from proxy.planning.workers import Workers
-from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.telemetry.logs import LOG_CONTEXT

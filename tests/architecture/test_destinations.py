@@ -45,7 +45,7 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
     senders = {
         file for file in calls("send") if any(ast.unparse(c.func).endswith("client.send") for c in calls("send")[file])
     }
-    assert senders == {"proxy/upstream/client.py", "proxy/monitor.py"}, "alerts go to the operator's webhook"
+    assert senders == {"proxy/upstream/client.py", "proxy/features/alerts.py"}, "alerts go to the operator's webhook"
 
 
 @pytest.mark.requirement("P7")

@@ -24,8 +24,8 @@ from policies.settings import (
 from proxy.cli import main
 from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.presets import preset_documents
-from proxy.custom import check_custom
 from proxy.errors import ProxyError
+from proxy.features.custom import check_custom
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 from tools import keys
 

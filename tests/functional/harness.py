@@ -25,8 +25,8 @@ from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.presets import with_policy
 from proxy.config.values import Flags
-from proxy.custom import Plugin
 from proxy.effects.summarizer import Summarizer
+from proxy.features.plugins import Plugin
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
 from proxy.store import Store

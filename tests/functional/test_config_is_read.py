@@ -15,7 +15,7 @@ from policies.health import HealthAlert
 from proxy.cli import serve as command
 from proxy.config.file import dataclasses_in
 from proxy.config.values import Config, FileValues
-from proxy.monitor import Notice
+from proxy.features.alerts import Notice
 from proxy.upstream.client import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 from tests.upstream.app import serve_simulator

@@ -15,7 +15,7 @@ from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
-from proxy.custom import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
+from proxy.features.plugins import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     ALONE,

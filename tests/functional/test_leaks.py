@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 from policies.health import HealthAlert
-from proxy.custom import Hooks, NewResult, Plugin, Turn
-from proxy.monitor import Notice
+from proxy.features.alerts import Notice
+from proxy.features.plugins import Hooks, NewResult, Plugin, Turn
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,

@@ -15,7 +15,7 @@ import pytest
 
 from policies.summary.material import defang
 from proxy.exchange import send
-from proxy.recall.tool import definition_of
+from proxy.features.recall.tool import definition_of
 from proxy.server import ServerLimits
 from tests.functional.harness import (
     ALONE,

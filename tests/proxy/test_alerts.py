@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from policies.health import HealthAlert, Level
 from proxy.config.values import AlertSettings
-from proxy.monitor import MAX_WAITING, Alerts, Notice, signature
+from proxy.features.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client

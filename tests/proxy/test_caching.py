@@ -12,9 +12,9 @@ from policies.ledger import Action, Decision, Edit, EditKind, Trend, WindowPress
 from policies.limits import TokenBudget, limits_for
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread, View
+from proxy.features.cache_use import CacheUse, follow
 from proxy.models.facts import ModelFacts, prices_of
 from proxy.models.limits import ModelLimits
-from proxy.monitor import CacheUse, follow
 from proxy.planning.values import Plan, Recognized
 from proxy.store.records import Branch, EvictionRow
 from proxy.tap import ReportedUsage, read_completion

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
-from proxy.custom import CustomFunctions
+from proxy.features.custom import CustomFunctions
 
 pytestmark = pytest.mark.slow
 
@@ -243,7 +243,7 @@ async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:
     program = (
         "import asyncio, sys\n"
         "from policies.effects import Trim\n"
-        "from proxy.custom import CustomFunctions\n"
+        "from proxy.features.custom import CustomFunctions\n"
         "asyncio.run(CustomFunctions().trim(Trim('operators_trims:sleeps', (), 1, 60.0), []))\n"
     )
     parent = await asyncio.create_subprocess_exec(

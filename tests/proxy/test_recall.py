@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from policies.ledger import Cut
 from policies.summary.material import defang
-from proxy.recall.archive import (
+from proxy.features.recall.archive import (
     Past,
     passages,
     rank,
     tell_page,
     terms_of,
 )
-from proxy.recall.tool import (
+from proxy.features.recall.tool import (
     RoundView,
     turn_of,
 )

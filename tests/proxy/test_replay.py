@@ -9,15 +9,15 @@ import pytest
 
 from policies.quality.prices import TokenPrices
 from policies.settings import ContextSettings
-from proxy.replay.play import SLIDING, UNMANAGED, Tally, replay
-from proxy.replay.scenarios import (
+from proxy.features.replay.play import SLIDING, UNMANAGED, Tally, replay
+from proxy.features.replay.scenarios import (
     Conditions,
     Forwarded,
     Managed,
     SlidingWindow,
     store_in_memory,
 )
-from proxy.replay.script import BadRecording, Fact, Script, read_recordings, recording_of
+from proxy.features.replay.script import BadRecording, Fact, Script, read_recordings, recording_of
 from tests.functional.harness import COUNTER, opening, prose, tool_step
 
 pytestmark = pytest.mark.slow

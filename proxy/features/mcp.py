@@ -30,8 +30,7 @@ from proxy.access.admission import (
 )
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, MethodNotAllowed, ProxyError
-from proxy.http.request import as_error
-from proxy.recall.archive import (
+from proxy.features.recall.archive import (
     UNKNOWN,
     Past,
     RecallAnswer,
@@ -44,7 +43,8 @@ from proxy.recall.archive import (
     tell_problem,
     terms_of,
 )
-from proxy.recall.tool import RecallCall, call_of
+from proxy.features.recall.tool import RecallCall, call_of
+from proxy.http.request import as_error
 from proxy.runtime import Runtime
 from proxy.store.records import ConversationRow, Original, StoreError
 from proxy.stream import Receive, Send

@@ -17,12 +17,12 @@ from policies.settings import ContextSettings
 from proxy.conversation.book import Conversations
 from proxy.effects.perform import Ask, EffectHandler, Patience
 from proxy.errors import ContextLengthExceeded
+from proxy.features.replay.script import Script
 from proxy.models.facts import ModelFacts
 from proxy.models.limits import MIN_SAMPLE, UNKNOWN_WINDOW, ModelLimits
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.planning.values import PlanRequest
-from proxy.replay.script import Script
 from proxy.store import Store, WriteBehindQueue
 from proxy.wire.codec import parse_chat
 from proxy.wire.counting import TextCounter

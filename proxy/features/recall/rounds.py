@@ -30,7 +30,7 @@ import msgspec
 
 from policies.tokens import TokenCounter
 from proxy.errors import ProxyError, UpstreamTimeout, UpstreamUnreachable
-from proxy.recall.archive import (
+from proxy.features.recall.archive import (
     LAST,
     REFUSED,
     UNKNOWN,
@@ -42,7 +42,7 @@ from proxy.recall.archive import (
     tell_page,
     tell_problem,
 )
-from proxy.recall.tool import (
+from proxy.features.recall.tool import (
     Earlier,
     Offer,
     RecallCall,

@@ -1,5 +1,4 @@
-"""An operator's own code: a function that decides which messages stay, and plugins that are told
-what happens.
+"""An operator's own function that decides which messages stay.
 
 Each function has one process of its own, ended when the function does not come back in time: a
 thread could not be ended. After that the function is switched off for half a minute. It is called
@@ -7,26 +6,17 @@ as ``function(messages, budget)``: messages are copies in OpenAI's form, each wi
 {"index", "tokens", "protected"}``; ``budget`` has ``max_tokens`` for all of them, their ``tokens``
 now, and the number of ``messages``. It gives back some of them, in their order, with another text
 where it likes; whether a call kept its result is judged by the layer.
-
-A plugin's four hooks are called in the order of ``CALLBACKS`` for each request, away from it
-(requirement A0.132): a request only fills a queue, and one task per plugin empties it. One that is
-slow loses what comes while its queue is full, one that raises is logged.
 """
 
 import asyncio
-import contextlib
-import inspect
 import json
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
-
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from policies.effects import Failed, Kept, Reply, Trim, Trimmed
-from policies.messages import Transcript
 from proxy.child import ChildProcess, python
 
 log = logging.getLogger("weir.custom")
@@ -191,133 +181,3 @@ def _selection(returned: Any, given: Sequence[dict[str, Any]]) -> tuple[Kept, ..
             raise ValueError(f"item {number} has a content that is no string")
         kept.append(Kept(before[MARK]["index"], None if is_same else content))
     return tuple(kept)
-
-
-SECONDS = 1.0
-MAX_WAITING = 1_000
-Callback = Literal["turn_start", "tool_result", "overflow", "turn_end"]
-CALLBACKS: tuple[Callback, ...] = get_args(Callback)
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    request: str
-    tenant: str
-    model: str
-    policy: str
-    conversation: str | None = None
-
-    @property
-    def about(self) -> dict[str, str | None]:
-        """The fields of a line in the log."""
-        return {"request": self.request, "conversation": self.conversation}
-
-
-class NewResult(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
-    call_id: str | None
-    tokens: int
-    ref: str
-    text: str
-
-
-class Overflow(msgspec.Struct, frozen=True, kw_only=True):
-    source: Literal["planned", "upstream"]
-    tokens: int | None = None
-    limit: int | None = None
-
-
-class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
-    status: int | None
-    outcome: str
-    tokens_before: int | None
-    tokens_after: int | None
-    zone: str
-    actions: str
-
-
-def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
-    for index in range(transcript.head + length, len(transcript.messages)):
-        message = transcript.messages[index]
-        if message.is_result:
-            text = transcript.read(index).text
-            yield NewResult(
-                index=index,
-                call_id=message.answers,
-                tokens=message.tokens,
-                ref=message.ref,
-                text=text,
-            )
-
-
-class Plugin(Protocol):
-    async def turn_start(self, turn: Turn) -> None: ...
-
-    async def tool_result(self, turn: Turn, result: NewResult) -> None: ...
-
-    async def overflow(self, turn: Turn, overflow: Overflow) -> None: ...
-
-    async def turn_end(self, turn: Turn, end: TurnEnd) -> None: ...
-
-
-Call = tuple[Callback, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
-
-
-class Hooks:
-    def __init__(self, plugins: Sequence[Plugin] = (), *, most: int = MAX_WAITING) -> None:
-        """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine
-        function.
-        """
-        self.plugins = tuple(plugins)
-        self._queues: list[tuple[str, Plugin, asyncio.Queue[Call]]] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        for plugin in plugins:
-            name = type(plugin).__qualname__
-            self._queues.append((name, plugin, asyncio.Queue(most)))
-            wrong = [
-                each
-                for each in CALLBACKS
-                if not inspect.iscoroutinefunction(getattr(plugin, each, None))
-            ]
-            if wrong:
-                raise TypeError(f"the plugin {name} has no async {', '.join(wrong)}")
-
-    def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._run(*each), name="weir-hooks") for each in self._queues
-        ]
-
-    async def close(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SECONDS):
-                await asyncio.gather(*(queue.join() for _, _, queue in self._queues))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def tell(self, callback: Callback, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
-        for name, _, queue in self._queues:
-            try:
-                queue.put_nowait((callback, turn, facts))
-            except asyncio.QueueFull:
-                log.warning(
-                    "the plugin %s is too slow: it misses a %s", name, callback, extra=turn.about
-                )
-
-    async def _run(self, name: str, plugin: Plugin, queue: "asyncio.Queue[Call]") -> None:
-        while True:
-            callback, turn, facts = await queue.get()
-            try:
-                async with asyncio.timeout(SECONDS):
-                    await getattr(plugin, callback)(turn, *facts)
-            except TimeoutError:
-                log.warning(
-                    "the plugin %s took more than %g s for a %s",
-                    name,
-                    SECONDS,
-                    callback,
-                    extra=turn.about,
-                )
-            except Exception:  # whatever a plugin raises is its own affair
-                log.exception("the plugin %s failed in %s", name, callback, extra=turn.about)
-            finally:
-                queue.task_done()

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,10 +28,10 @@ from policies.summary.material import inside
 from proxy.config.values import UpstreamSettings
 from proxy.effects.perform import drive
 from proxy.errors import InvalidRequest
-from proxy.exchange.request import COMPACT_PATH, Request, is_native
+from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest, Recognized
-from proxy.runtime import Runtime
 from proxy.stream import UpstreamResponse
+from proxy.telemetry.names import service_at
 from proxy.upstream.client import has_no_route
 from proxy.wire.anthropic import MESSAGES, raw_blocks, with_content
 from proxy.wire.codec import OWN, ClientRequest, array_of, first_object, message_of
@@ -163,18 +163,25 @@ def compaction_on(path: str) -> str:
     return path if path == COMPACT_PATH else f"{COMPACTION} {path}"
 
 
-def is_weirs(runtime: Runtime, request: Request, path: str) -> bool:
+def is_weirs(
+    chat: ClientRequest, upstream: str, path: str, *, unsupported: Collection[tuple[str, str]]
+) -> bool:
     """Whether Weir makes the compaction that a request asks for, without asking the upstream for
     one.
 
     Only Anthropic makes those of Messages; others would answer as if they had not been asked.
     """
-    lacks = (request.destination.upstream.name, compaction_on(path)) in runtime.unsupported
-    return lacks or request.chat.codec is MESSAGES
+    return (upstream, compaction_on(path)) in unsupported or chat.codec is MESSAGES
 
 
 async def make_compaction(
-    runtime: Runtime, request: Request, asked: PlanRequest, recognized: Recognized, *, name: str
+    planner: Planner,
+    asked: PlanRequest,
+    recognized: Recognized,
+    *,
+    secret: bytes,
+    name: str,
+    keeps: bool,
 ) -> Made | None:
     edits = asked.edits
     budget = recognized.limits.budget
@@ -188,7 +195,6 @@ async def make_compaction(
             for at, each in enumerate(transcript.messages)
             if at >= transcript.head and each.role == "user"
         ]
-        keeps = request.destination.path.endswith(COMPACT_PATH)
         flow = compacted(
             transcript,
             settings=asked.settings,
@@ -196,17 +202,17 @@ async def make_compaction(
             known=recognized.known(observed=asked.settings.observes),
             counter=asked.counter,
             summarizer_input=asked.summarizer_input,
-            readings=runtime.planner.readings,
+            readings=planner.readings,
             shown=[at for at in users if keeps and inside(transcript.read(at).text) is None],
         )
         text = await drive(flow, step(flow), asked.ask, asked.span)
         return Made(
-            request=request.chat,
+            request=asked.request,
             text=text,
-            sealed=seal(text, tenant=asked.tenant, secret=runtime.secret),
+            sealed=seal(text, tenant=asked.tenant, secret=secret),
             before=budget.estimate(transcript.tokens),
             after=budget.estimate(asked.counter.count(text)),
-            at=int(runtime.planner.clock()),
+            at=int(planner.clock()),
             name=f"weir{name.removeprefix('req_')}",
         )
     except Exception:
@@ -214,36 +220,32 @@ async def make_compaction(
         return None
 
 
-def natively(request: Request, plan: Plan) -> Plan:
+def natively(
+    asked: PlanRequest, client: ClientRequest, upstream: UpstreamSettings, plan: Plan
+) -> Plan:
     """The plan asking the provider to compact, where the policy leaves it to the provider and it
     can.
 
     Nothing is asked twice: what the client says itself holds.
     """
-    asked = request.asked
     recognized = plan.recognized
-    chat = request.client
-    if (
-        asked is None
-        or recognized is None
-        or not _may_ask(asked.settings, chat, request.destination.upstream)
-    ):
+    if recognized is None or not _may_ask(asked.settings, client, upstream):
         return plan
     budget = recognized.limits.budget
     size = budget.estimate(recognized.policy_limits.trigger)
-    size = max(size, LEAST_TRIGGER) if chat.codec is MESSAGES else size
+    size = max(size, LEAST_TRIGGER) if client.codec is MESSAGES else size
     if budget.estimate(recognized.transcript.tokens) < math.floor(NEAR * size):
         return plan
     edits: Any = [{"type": COMPACTION, "compact_threshold": size}]
-    if chat.codec is MESSAGES:
-        before = chat.value(EDITS) or {}
+    if client.codec is MESSAGES:
+        before = client.value(EDITS) or {}
         trigger = {"type": "input_tokens", "value": size}
         edits = {
             **before,
             "edits": [*before.get("edits", ()), {"type": COMPACT, "trigger": trigger}],
         }
-    body = replace_fields(plan.body, chat.fields, {EDITS: write_value(edits)})
-    betas = (*plan.betas, COMPACTS) if chat.codec is MESSAGES else plan.betas
+    body = replace_fields(plan.body, client.fields, {EDITS: write_value(edits)})
+    betas = (*plan.betas, COMPACTS) if client.codec is MESSAGES else plan.betas
     return msgspec.structs.replace(plan, body=body, betas=betas, native=True)
 
 
@@ -460,3 +462,13 @@ def _message(made: Made) -> list[dict[str, Any]]:
         },
         {"type": "message_stop"},
     ]
+
+
+COMPACT_PATH = "/responses/compact"
+
+
+def is_native(chat: ClientRequest, upstream: UpstreamSettings) -> bool:
+    known = chat.codec.providers
+    return (
+        bool(known) and service_at(upstream.address, upstream.name, upstream.provider)[0] in known
+    )

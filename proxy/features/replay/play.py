@@ -12,8 +12,8 @@ import msgspec
 from policies.ledger import PlannedMessage
 from policies.quality.prices import TokenPrices, request_cost
 from policies.settings import ContextSettings, Mode
-from proxy.replay.scenarios import Conditions, Managed, Scenario, SlidingWindow
-from proxy.replay.script import Retention, Script, ScriptRequest, judge
+from proxy.features.replay.scenarios import Conditions, Managed, Scenario, SlidingWindow
+from proxy.features.replay.script import Retention, Script, ScriptRequest, judge
 from proxy.store import Store
 from proxy.wire.raw import Raw
 

@@ -1,0 +1,1 @@
+"""How well conversations are kept in their windows."""
