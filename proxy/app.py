@@ -41,15 +41,18 @@ from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
 from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.run import answering
+from proxy.features import audit, checkpoints, inspect, live, notes, removed, series, usage
 from proxy.features.alerts import Alerts
+from proxy.features.health import routes as health
 from proxy.features.health.book import HealthBook
 from proxy.features.held_history import AnswerBook
 from proxy.features.mcp import McpServer
 from proxy.features.plugins import Hooks, Plugin
+from proxy.features.series import store_growth
+from proxy.http import admin, conversations
 from proxy.http.endpoints import METHODS, Api, Probes
-from proxy.http.reports import store_growth
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
-from proxy.http.routes import PREFIX, Management
+from proxy.http.routes import OPENAPI, PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
 from proxy.planning.planner import Planner
@@ -82,6 +85,23 @@ MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 
 
+ROUTES = (
+    *conversations.ROUTES,
+    *admin.ROUTES,
+    *audit.ROUTES,
+    *checkpoints.ROUTES,
+    *health.ROUTES,
+    *inspect.ROUTES,
+    *live.ROUTES,
+    *notes.ROUTES,
+    *removed.ROUTES,
+    *series.ROUTES,
+    *usage.ROUTES,
+    OPENAPI,
+)
+"""Every route of the management API."""
+
+
 def routes(runtime: Runtime) -> list[BaseRoute]:
     """Every path of Weir, as it is spelled in the request; the pages' own are in
     ``proxy.dashboard.site``.
@@ -102,7 +122,7 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
         Route("/weir/ui", dashboard, middleware=own),
         Mount("/weir/ui", dashboard, middleware=own),
         Route("/weir/mcp", mcp, middleware=own),
-        Mount("/weir", routes=Management(runtime).routes(), middleware=kept_by_nobody),
+        Mount("/weir", routes=Management(runtime, ROUTES).routes(), middleware=kept_by_nobody),
         Route("/", there, methods=["HEAD"]),
     ]
 

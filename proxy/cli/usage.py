@@ -7,7 +7,7 @@ import click
 from proxy.cli.output import listing
 from proxy.cli.shared import Findings, key_names, reads, since_option
 from proxy.config.values import Config
-from proxy.http.reports import beside_cost, taken, taken_by
+from proxy.features.usage import beside_cost, taken, taken_by
 from proxy.store import Store
 from proxy.store.usage import By, day_of
 

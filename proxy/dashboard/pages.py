@@ -17,7 +17,15 @@ from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard.charts import Frame, scale, stacked
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Session, Sessions, View
 from proxy.errors import ProxyError
-from proxy.http import archive, reports
+from proxy.features.audit import conversation_audit
+from proxy.features.checkpoints import MARKDOWN, checkpoint_version, list_checkpoints, roll_back
+from proxy.features.health.routes import health_of, open_alerts
+from proxy.features.inspect import Pair, SideRow, both_sides, runs
+from proxy.features.live import live_requests
+from proxy.features.notes import add_note, list_notes
+from proxy.features.removed import blob, list_removed, pin_removed, search_removed
+from proxy.features.series import Metric, values_of
+from proxy.features.usage import beside_cost
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.request import JSON, ZONES, Json, as_json
@@ -73,16 +81,14 @@ async def overview(visit: PageVisit) -> View:
     waited = await store.overheads(tenant, since=since)
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
-    alerts = await reports.health(visit.asked(rows=MOST))
+    alerts = await open_alerts(visit.asked(rows=MOST))
     total = summed(rows)
     values: dict[str, Any] = {
         "period": period if period in PERIODS else "24h",
         "periods": list(PERIODS),
         "step": step,
         "sum": total,
-        "beside": reports.beside_cost(
-            unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0
-        ),
+        "beside": beside_cost(unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0),
         "p50": _at(waited, 0.5),
         "p95": _at(waited, 0.95),
         "fullest": full,
@@ -133,13 +139,13 @@ def _fallbacks(
         ("Managed requests", "requests", "requests"),
     )
     for title, name, metric in drawn:
-        _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
+        _, points = values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
         found.append((title, name, [point["value"] or 0.0 for point in points]))
     return found
 
 
 async def series(visit: PageVisit) -> Response:
-    drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
+    drawn: Mapping[str, tuple[tuple[Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
     }
@@ -148,8 +154,7 @@ async def series(visit: PageVisit) -> Response:
     since = visit.now - length
     rows = await visit.runtime.store.figures(visit.session.reads_as, since=since, step=float(step))
     told = [
-        reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1]
-        for metric, _ in lines
+        values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines
     ]
     body = {
         "at": [point["at"] for point in told[0]],
@@ -162,7 +167,7 @@ async def series(visit: PageVisit) -> Response:
 
 
 async def live(visit: PageVisit) -> Response:
-    return await reports.live(visit.asked())
+    return await live_requests(visit.asked())
 
 
 async def conversations(visit: PageVisit) -> View:
@@ -188,7 +193,7 @@ async def conversations(visit: PageVisit) -> View:
 async def search(visit: PageVisit) -> View:
     query = visit.given("q", "conversation", "cursor")
     found = (
-        await archive.search(visit.asked({}, query, rows=20))
+        await search_removed(visit.asked({}, query, rows=20))
         if query.get("q", "").strip()
         else None
     )
@@ -227,25 +232,25 @@ async def conversation(visit: PageVisit) -> View:
 async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
     asked = visit.asked(query=visit.given("cursor"))
     if tab == "removed":
-        found = await archive.removed(asked)
+        found = await list_removed(asked)
         by_version: dict[int, list[Json]] = {}
         for row in found["data"]:
             by_version.setdefault(row["version"], []).append(row)
         return {"batches": by_version, "next": visit.following(found["next"])}
     if tab == "checkpoints":
-        versions = await archive.checkpoints(asked)
+        versions = await list_checkpoints(asked)
         return {"versions": versions["data"], "next": visit.following(versions["next"])}
     if tab == "notes":
-        return {"notes": (await talks.notes(asked))["data"][::-1], "next": None}
+        return {"notes": (await list_notes(asked))["data"][::-1], "next": None}
     if tab == "health":
-        health = await reports.health_of(visit.asked(rows=READINGS))
+        health = await health_of(visit.asked(rows=READINGS))
         measured = [
             (title, is_share, [each[name] for each in health["history"] if each[name] is not None])
             for name, title, is_share in HEALTH
         ]
         return {"health": health, "measured": measured, "next": None}
     if tab == "audit":
-        told = await reports.conversation_audit(asked)
+        told = await conversation_audit(asked)
         return {"audit": told, "next": visit.following(told["next"])}
     return {"next": None}
 
@@ -268,12 +273,12 @@ def _picture(
 
 async def rollback(visit: PageVisit) -> Redirect:
     version = visit.field("version")
-    await archive.rollback(visit.asked({**visit.path, "version": version}))
+    await roll_back(visit.asked({**visit.path, "version": version}))
     return _back(visit, "removed", "rollback")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
+    await pin_removed(visit.asked(body={"ref": visit.field("ref")}))
     return _back(visit, "removed", "pin")
 
 
@@ -291,7 +296,7 @@ async def note(visit: PageVisit) -> Redirect:
     fields = {
         name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)
     }
-    await talks.add_note(visit.asked(body=fields))
+    await add_note(visit.asked(body=fields))
     return _back(visit, "notes", "note")
 
 
@@ -300,25 +305,25 @@ def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
 
 
 async def checkpoint(visit: PageVisit) -> View | Response:
-    saved = await archive.checkpoint_version(visit.asked())
+    saved = await checkpoint_version(visit.asked())
     text = Checkpoint.from_json(json.dumps(saved["state"])).to_markdown()
     name = f"checkpoint-{saved['version']}"
     if visit.query.get("as") == "md":
-        return attachment(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
+        return attachment(text.encode("utf-8", "replace"), f"{name}.md", MARKDOWN)
     if visit.query.get("as") == "json":
         return attachment(
             json.dumps(saved, ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON
         )
     versions = [
         each["version"]
-        for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]
+        for each in (await list_checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]
     ]
     against = visit.query.get("against") or str(
         max((v for v in versions if v < saved["version"]), default="")
     )
     lines: list[tuple[str, str]] = []
     if against.isdigit() and int(against) in versions:
-        other = await archive.checkpoint_version(visit.asked({**visit.path, "version": against}))
+        other = await checkpoint_version(visit.asked({**visit.path, "version": against}))
         before = Checkpoint.from_json(json.dumps(other["state"])).to_markdown()
         lines = list(difference(before, text))
     values = {
@@ -348,27 +353,27 @@ def attachment(body: bytes, name: str, kind: str) -> Response:
 
 async def request(visit: PageVisit) -> View:
     one = await talks.one(visit.asked())
-    both = await archive.both_sides(visit.asked())
+    both = await both_sides(visit.asked())
     values = {
         "one": one,
         "both": both,
         "layers": both["exchange"]["layers"],
-        "runs": archive.runs(both),
+        "runs": runs(both),
     }
     return View("request.html", values)
 
 
-def cut(row: archive.SideRow, visit: PageVisit) -> str:
+def cut(row: SideRow, visit: PageVisit) -> str:
     text = row.text if isinstance(row.text, str) else ""
     most = MAX_SAME if row.status == "same" else MAX_OTHER
     return text if visit.query.get("full") == str(row.place) else text[:most]
 
 
-def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
+def is_cut(row: SideRow, visit: PageVisit) -> bool:
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
 
 
-def marked(pair: archive.Pair, side: str) -> Markup:
+def marked(pair: Pair, side: str) -> Markup:
     before, after = (row.text if row is not None else None for row in (pair.client, pair.model))
     if not isinstance(before, str) or not isinstance(after, str):
         return Markup('<p class="soft">Not kept.</p>')
@@ -392,9 +397,7 @@ def marked(pair: archive.Pair, side: str) -> Markup:
 async def original(visit: PageVisit) -> View:
     ref = visit.path["ref"]
     cursor = visit.query.get("cursor", "0")
-    answer = await archive.blob(
-        visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor})
-    )
+    answer = await blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
     told = answer.headers
     values = {
         "ref": ref,

@@ -1,29 +1,23 @@
-"""Conversations: how full they are, what was done to each request and why, what a caller does to
-one, its notes.
-"""
+"""Conversations: how full they are, what was done to each request, and what callers do to one."""
 
 import dataclasses
 from collections.abc import Mapping
 
-from starlette.responses import Response
-
-from policies.ledger import Burn, Note
-from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
+from policies.ledger import Burn
 from policies.pressure import STATUSES, bucket_report, turns_remaining, velocity_class
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import NotFound
 from proxy.http.request import (
     ZONES,
     Json,
     ManagementRequest,
-    as_json,
     cursor_of,
     exchange_of,
     fields_of,
     page,
-    page_of_whole,
 )
+from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.conversations import Narrowing
-from proxy.store.records import ConversationRow, ExchangeRow, NoteRow
+from proxy.store.records import ConversationRow, ExchangeRow
 
 
 def status_of(
@@ -153,10 +147,6 @@ async def timeline(asked: ManagementRequest) -> Json:
     return {"data": [exchange_of(row) for row in rows], "next": following}
 
 
-MAX_NOTE_LEN = 4_000
-USUAL = "normal"
-
-
 async def compact(asked: ManagementRequest) -> Json:
     """Have the conversation's next request compacted, whatever its size."""
     await asked.fields(())
@@ -185,40 +175,13 @@ async def delete(asked: ManagementRequest) -> Json:
     return {"deleted": True}
 
 
-async def notes(asked: ManagementRequest) -> Json:
-    """The notes on a conversation, oldest first."""
-    wanted = asked.limit(), asked.after(str)
-    row = await asked.conversation()
-    rows = await asked.store.notes(row.tenant, row.id)
-    return page_of_whole(rows, wanted, fields_of, lambda row: (row.id.hex(),))
+NARROWED = ("name", "model", "policy", "zone", "key", "closed")
 
-
-async def add_note(asked: ManagementRequest) -> Json | Response:
-    """Store a note on the conversation; the same text in the same category is stored once."""
-    note = _note(await asked.fields(("text", "category", "importance")))
-    row = await asked.only_conversation()
-    if not asked.store.keeps_content:
-        raise InvalidRequest(
-            "This proxy stores nothing that is said (store.content: digest), and so no notes."
-        )
-    stored = NoteRow.of(note, at=asked.runtime.planner.clock())
-    if await asked.store.add_notes(row.tenant, row.id, [stored]):
-        asked.runtime.planner.conversations.note(row, note)
-        return fields_of(stored)
-    known = {each.id: each for each in await asked.store.notes(row.tenant, row.id)}
-    return as_json(fields_of(known.get(stored.id, stored)))
-
-
-def _note(fields: dict[str, object]) -> Note:
-    text = fields.get("text")
-    category = fields.get("category", "")
-    importance = fields.get("importance", USUAL)
-    if not isinstance(text, str) or not text.strip() or len(text) > MAX_NOTE_LEN:
-        raise InvalidRequest(f"text must be 1 to {MAX_NOTE_LEN} characters.", param="text")
-    if not isinstance(category, str):
-        raise InvalidRequest(f"category must be one of {', '.join(CATEGORIES)}.", param="category")
-    if not isinstance(importance, str) or importance not in IMPORTANCE:
-        raise InvalidRequest(
-            f"importance must be one of {', '.join(IMPORTANCE)}.", param="importance"
-        )
-    return Note(category_of(category), importance, text, "api")
+ROUTES = (
+    ManagementRoute("GET", "conversations", listing, (*NARROWED, *PAGED), rows=50),
+    ManagementRoute("GET", CONVERSATION, one),
+    ManagementRoute("DELETE", CONVERSATION, delete),
+    ManagementRoute("GET", f"{CONVERSATION}/timeline", timeline, ("since", *PAGED)),
+    ManagementRoute("POST", f"{CONVERSATION}/compact", compact, statuses=(202,)),
+    ManagementRoute("POST", f"{CONVERSATION}/close", close),
+)

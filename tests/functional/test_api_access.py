@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from proxy.access.admission import Guesses, same_secret
+from proxy.app import ROUTES
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
-from proxy.http.routes import PREFIX, ROUTES, Management, ManagementRoute
+from proxy.http.routes import PREFIX, Management, ManagementRoute
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import COUNTER, weir
 from tests.upstream import SimulatorSettings

@@ -10,8 +10,9 @@ import pytest
 from openapi_spec_validator import validate
 
 from proxy.access.admission import MAX_WRONG, Guesses
-from proxy.http.reports import METRICS, OPERATORS_METRICS
-from proxy.http.routes import PREFIX, ROUTES
+from proxy.app import ROUTES
+from proxy.features.series import METRICS, OPERATORS_METRICS
+from proxy.http.routes import PREFIX
 from proxy.store.records import LimitRow
 from tests.functional.api import ADMIN, Api, filled
 from tests.functional.contract import Contract

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.http.routes import ROUTES
+from proxy.app import ROUTES
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import SHARED, Deployment
 

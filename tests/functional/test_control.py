@@ -9,7 +9,7 @@ import pytest
 
 from policies.memory.checkpoint import Checkpoint
 from proxy.access.admission import Guesses
-from proxy.http.routes import ROUTES
+from proxy.app import ROUTES
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
 from tests.functional.harness import ALONE, COUNTER, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk, weir
 from tests.upstream import SimulatorSettings

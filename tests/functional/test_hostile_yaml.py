@@ -139,7 +139,7 @@ def test_aliases_that_people_write_are_read_as_before() -> None:
 
 
 async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy.http import levers
+    from proxy.http import admin
     from tests.functional.api import ADMIN as OF_THE_API
     from tests.functional.api import serving
 
@@ -149,7 +149,7 @@ async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monk
         threads.append(threading.current_thread())
         return read_policy(name, text)
 
-    monkeypatch.setattr(levers, "read_policy", reading)
+    monkeypatch.setattr(admin, "read_policy", reading)
     async with serving(tmp_path) as api:
         answer = await api.ask("PUT", "policies/mine", b"preset: balanced", key=OF_THE_API)
         assert answer.status_code == 201

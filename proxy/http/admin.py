@@ -1,7 +1,6 @@
-"""Weir's levers: keys, policies, windows that were learned, and the configuration.
+"""What an operator sees and changes: keys, policies, learned windows, and the configuration.
 
-Whoever may see policies is shown them; the rest is the operator's, who changes keys and policies
-while Weir runs.
+A caller with a key sees policies; the rest is for the operator.
 """
 
 import asyncio
@@ -34,6 +33,7 @@ from proxy.http.request import (
     fields_of,
     page_of_whole,
 )
+from proxy.http.routes import PAGED, ManagementRoute
 from proxy.runtime import Runtime
 from proxy.store.records import DAY, KeyRow, NameTaken, StoreError
 
@@ -412,3 +412,22 @@ def _whole(
         "warnings": list(policy_warnings(settings)),
     }
     return whole if kept is None else whole | {"kept": kept}
+
+
+POLICY = "policies/{name}"
+
+ROUTES = (
+    ManagementRoute("GET", "keys", keys, PAGED, asker="operator"),
+    ManagementRoute("POST", "keys", create_key, statuses=(201,), asker="operator"),
+    ManagementRoute("POST", "keys/{key}/rotate", rotate_key, statuses=(201,), asker="operator"),
+    ManagementRoute("POST", "keys/{key}/limits", limit_key, asker="operator"),
+    ManagementRoute("POST", "keys/{key}/policy", set_key_policy, asker="operator"),
+    ManagementRoute("DELETE", "keys/{key}", revoke_key, asker="operator"),
+    ManagementRoute("GET", "policies", policies, PAGED),
+    ManagementRoute("GET", POLICY, policy),
+    ManagementRoute("PUT", POLICY, put_policy, statuses=(200, 201), asker="operator"),
+    ManagementRoute("DELETE", POLICY, delete_policy, asker="operator"),
+    ManagementRoute("GET", "windows", windows, PAGED, asker="operator"),
+    ManagementRoute("POST", "windows/forget", forget_window, asker="operator"),
+    ManagementRoute("GET", "config", config, asker="operator"),
+)

@@ -1,0 +1,117 @@
+"""Figures of requests over time, step by step."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+from proxy.errors import Forbidden, InvalidRequest
+from proxy.http.request import (
+    Json,
+    ManagementRequest,
+)
+from proxy.http.routes import ManagementRoute
+from proxy.store.records import DAY
+from proxy.store.usage import Figures
+
+Metric = Literal[
+    "requests",
+    "failed",
+    "refused",
+    "healed",
+    "degraded",
+    "batches",
+    "tokens_before",
+    "tokens_after",
+    "tokens_saved",
+    "prompt",
+    "cached",
+    "completion",
+    "cost",
+    "cost_saved",
+    "cache_reuse",
+    "overhead_ms",
+    "store_bytes",
+]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+OPERATORS_METRICS: frozenset[Metric] = frozenset({"store_bytes"})
+UNMEASURED_IS_NULL = frozenset({"cache_reuse", "overhead_ms", "cost", "cost_saved", "store_bytes"})
+PERIODS = (("24h", DAY), ("7d", 7 * DAY), ("30d", 30 * DAY))
+STEPS: Mapping[str, int] = {
+    "1m": 60,
+    "5m": 300,
+    "15m": 900,
+    "1h": 3_600,
+    "6h": 21_600,
+    "1d": 86_400,
+}
+MAX_POINTS = 2_000
+
+
+Points = list[dict[str, float | None]]
+
+
+VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
+    "tokens_saved": ("tokens", lambda row: row.tokens_before - row.tokens_after),
+    "cost": ("USD", lambda row: row.cost if row.priced else None),
+    "cost_saved": ("USD", lambda row: row.cost_saved if row.priced else None),
+    "cache_reuse": ("share", lambda row: row.cached / row.prompt if row.prompt else None),
+    "overhead_ms": ("ms", lambda row: row.overhead_ms / row.requests if row.requests else None),
+}
+COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "completion"})
+
+
+async def metric_series(asked: ManagementRequest) -> Json:
+    """A metric of the caller's requests over time, step by step; the operator gets that of
+    everybody's.
+
+    ``store_bytes``, the size of the database, is for the operator.
+    """
+    metric = asked.word("metric", METRICS)
+    if metric is None:
+        raise InvalidRequest(f"metric must be one of {', '.join(METRICS)}.", param="metric")
+    if metric in OPERATORS_METRICS and asked.tenant is not None:
+        raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
+    step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
+    since = asked.since("24h")
+    now = asked.runtime.planner.clock()
+    if (now - since) / step > MAX_POINTS:
+        raise InvalidRequest(
+            f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step"
+        )
+    if metric == "store_bytes":
+        newest = {int(at // step): float(size) for at, size in await asked.store.sizes()}
+        unit = "bytes"
+        values = _points(newest, metric, since=since, until=now, step=step)
+    else:
+        rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
+        unit, values = values_of(rows, metric, since=since, until=now, step=step)
+    return {"metric": metric, "unit": unit, "step": step, "since": since, "data": values}
+
+
+def values_of(
+    rows: Sequence[Figures], metric: Metric, *, since: float, until: float, step: int
+) -> tuple[str, Points]:
+    """The unit of a metric, and its value at each step between two moments."""
+    fallback = ("tokens" if metric in COUNTED else "requests", lambda row: getattr(row, metric))
+    unit, value = VALUES.get(metric, fallback)
+    known = {round(row.at / step): value(row) for row in rows}
+    return unit, _points(known, metric, since=since, until=until, step=step)
+
+
+def _points(
+    known: Mapping[int, float | None], metric: Metric, *, since: float, until: float, step: int
+) -> Points:
+    empty = None if metric in UNMEASURED_IS_NULL else 0
+    places = range(math.floor(since / step), math.floor(until / step) + 1)
+    return [{"at": float(step * n), "value": known.get(n, empty)} for n in places]
+
+
+def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -> dict[str, int]:
+    """Bytes by which the store grew in each period, as far as its size is known for so long;
+    ``sizes`` oldest first.
+    """
+    known = ((period, [then for at, then in sizes if at <= now - ago]) for period, ago in PERIODS)
+    return {period: size - then[-1] for period, then in known if then}
+
+
+ROUTES = (ManagementRoute("GET", "series", metric_series, ("metric", "step", "since")),)
