@@ -43,11 +43,12 @@ from proxy.exchange.record import CLIENT_CLOSED
 from proxy.exchange.run import answering
 from proxy.features import audit, checkpoints, inspect, live, notes, removed, series, usage
 from proxy.features.alerts import Alerts
+from proxy.features.feature import Features
 from proxy.features.health import routes as health
 from proxy.features.health.book import HealthBook
 from proxy.features.held_history import AnswerBook
 from proxy.features.mcp import McpServer
-from proxy.features.plugins import Hooks, Plugin
+from proxy.features.plugins import Plugin, Plugins
 from proxy.features.series import store_growth
 from proxy.http import admin, conversations
 from proxy.http.endpoints import METHODS, Api, Probes
@@ -237,7 +238,7 @@ def create_app(
 ) -> App:
     """Weir as an ASGI application.
 
-    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every
+    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are called for every
     managed request.
     """
     start = partial(
@@ -255,7 +256,7 @@ async def running(
     providers: Mapping[str, LitellmProvider] | None = None,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
-    calls = Hooks(hooks)
+    plugins = [Plugins(hooks)] if hooks else []
     store = await _open_store(config, telemetry.metrics)
     runtime = await _assemble(
         config,
@@ -263,10 +264,10 @@ async def running(
         telemetry=telemetry,
         tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
+        plugins=plugins,
     )
     runtime.take_policies(await store.policies())
-    runtime.hooks = calls
-    calls.start()
+    runtime.features.start()
     runtime.settler.start()
     tending = asyncio.create_task(_tend(runtime), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
@@ -276,12 +277,11 @@ async def running(
         tending.cancel()
         lagging.cancel()
         await asyncio.gather(tending, lagging, return_exceptions=True)
-        await runtime.hooks.close()
         await runtime.preparation.close()
         await runtime.planner.workers.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
-        await runtime.alerts.close()
+        await runtime.features.close()
         await runtime.upstreams.close()
         await runtime.settler.close()
         await runtime.windows.save()
@@ -312,6 +312,7 @@ async def _assemble(
     telemetry: Telemetry,
     tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
+    plugins: Sequence[Plugins],
 ) -> Runtime:
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
@@ -322,8 +323,8 @@ async def _assemble(
     # building an encoding holds the GIL: not while requests run
     await tokenizer.counter("o200k_base").load()
     metrics = telemetry.metrics
-    alerts = Alerts(client, config.telemetry.alerts, metrics)
-    told = {"stored": alerts.tell_stored} if store.shared else {}
+    alerts = Alerts(client, config.telemetry.alerts, metrics, shared=store.shared)
+    told = {"stored": alerts.emit_stored} if store.shared else {}
     settler = WriteBehindQueue(
         store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told
     )
@@ -342,6 +343,7 @@ async def _assemble(
         saved=lambda reason: metrics.checkpoints.labels(reason).inc(),
         workers=Workers(processes_for_plans()),
     )
+    answers = AnswerBook(store, settler)
     health = HealthBook()
     runtime = Runtime(
         config=config,
@@ -365,10 +367,10 @@ async def _assemble(
         upstreams=upstreams,
         store=store,
         settler=settler,
-        answers=AnswerBook(store, settler),
+        answers=answers,
         provider_ids=ProviderIds(store, settler, clock=planner.clock),
         telemetry=telemetry,
-        alerts=alerts,
+        features=Features([alerts, answers, health, *plugins]),
         instance=instance,
         admission=Admission(config.limits),
     )

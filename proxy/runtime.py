@@ -13,11 +13,10 @@ from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
 from proxy.effects.summarizer import Summarizer
-from proxy.features.alerts import Alerts
 from proxy.features.custom import CustomFunctions
+from proxy.features.feature import Features
 from proxy.features.health.book import HealthBook
 from proxy.features.held_history import AnswerBook
-from proxy.features.plugins import Hooks
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
 from proxy.planning.planner import Planner
@@ -52,13 +51,12 @@ class Runtime:
     answers: AnswerBook
     provider_ids: ProviderIds
     telemetry: Telemetry
-    alerts: Alerts
     instance: str
     admission: Admission
     guesses: Guesses = field(default_factory=Guesses)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
-    hooks: Hooks = field(default_factory=Hooks)
+    features: Features = field(default_factory=Features)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
@@ -70,7 +68,7 @@ class Runtime:
         self.config = with_set_policies(config, self.set_policies.values())
         self.policies.clear()
         self.registry.rules = config.models
-        self.alerts.settings = config.telemetry.alerts
+        self.features.adopt(config)
 
     def set_policy(self, policy: SetPolicy) -> None:
         self.set_policies[policy.name] = policy

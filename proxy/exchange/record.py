@@ -22,7 +22,7 @@ from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.exchange.send import Attempts
 from proxy.features.cache_use import CacheUse, follow
-from proxy.features.plugins import Turn
+from proxy.features.feature import Turn
 from proxy.features.recall.rounds import Recalled
 from proxy.planning.values import CUT, NO_PLAN, Paid, Plan, PlanRequest
 from proxy.runtime import Runtime
@@ -70,7 +70,6 @@ class ExchangeProgress(msgspec.Struct):
     error: str | None = None
     ready: float | None = None
     since: float | None = None
-    turn: Turn | None = None
     recalls: list[Recalled] = msgspec.field(default_factory=list)
     refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
     listener: Listener | None = None
@@ -84,6 +83,19 @@ class ExchangeProgress(msgspec.Struct):
     @property
     def policy(self) -> ContextSettings:
         return self.settings or ContextSettings()
+
+    def turn(self) -> Turn | None:
+        """The request as features see it, None before its policy is known."""
+        if self.caller is None or self.settings is None:
+            return None
+        recognized = self.plan.recognized
+        return Turn(
+            request=self.id,
+            tenant=self.caller.tenant,
+            model=self.model,
+            policy=self.settings.name,
+            conversation=None if recognized is None else recognized.thread.branch.name,
+        )
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -57,8 +57,8 @@ from proxy.features.compaction import (
     make_compaction,
     natively,
 )
+from proxy.features.feature import Overflow, emit
 from proxy.features.held_history import NOTHING_HELD, held_by, record_answer
-from proxy.features.plugins import Overflow, Turn, new_results
 from proxy.features.recall.rounds import Relaying, Rounds, follow_whole
 from proxy.models.limits import BINDING
 from proxy.planning.values import Plan, PlanRequest
@@ -270,14 +270,7 @@ class ExchangeHandler:
         progress.ignored = [
             what for what, header in STEERING if header in sent and what not in caller.allow
         ]
-        if runtime.hooks.plugins:
-            progress.turn = Turn(
-                request=progress.id,
-                tenant=caller.tenant,
-                model=progress.chat.model,
-                policy=settings.name,
-            )
-            runtime.hooks.tell("turn_start", progress.turn)
+        self.emit(runtime.features.on_read)
         held = NOTHING_HELD
         if self.codec.link is not None:
             held = await held_by(runtime.answers, progress.chat, caller, settings)
@@ -302,8 +295,7 @@ class ExchangeHandler:
                 self._note_plan(asked.span, plan)
         else:
             plan = await self._plan(request, asked)
-        if progress.turn is not None:
-            self._tell_results(plan, progress.turn)
+        self._emit_planned(plan)
         return plan
 
     async def _plan(self, request: Request, asked: PlanRequest) -> Plan:
@@ -325,7 +317,7 @@ class ExchangeHandler:
                 else plan
             )
         except ContextLengthExceeded:
-            self._tell_overflow(Overflow(source="planned"))
+            self.emit(self.runtime.features.on_overflow, Overflow(source="planned"))
             raise
         return plan
 
@@ -458,8 +450,9 @@ class ExchangeHandler:
                 continue
             if verdict is NONE or not verdict.is_overflow or asked is None:
                 return received, body
-            self._tell_overflow(
-                Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit)
+            self.emit(
+                self.runtime.features.on_overflow,
+                Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit),
             )
             if asked.settings.observes:
                 return received, body
@@ -746,26 +739,25 @@ class ExchangeHandler:
             evicted=evicted_count(plan),
         )
 
-    def _tell_results(self, plan: Plan, turn: Turn) -> None:
+    def _emit_planned(self, plan: Plan) -> None:
+        features = self.runtime.features
+        self.emit(features.on_planned, plan)
         recognized = plan.recognized
-        hooks = self.runtime.hooks
-        if recognized is None:
+        if recognized is None or not features.on_overflow:
             return
-        self.progress.turn = turn = msgspec.structs.replace(
-            turn, conversation=recognized.thread.branch.name
-        )
-        for result in new_results(recognized.transcript, recognized.length):
-            hooks.tell("tool_result", turn, result)
-        tokens = recognized.transcript.tokens if plan.decision is None else plan.decision.raw_after
+        tokens = recognized.transcript.tokens
+        if plan.decision is not None:
+            tokens = plan.decision.raw_after
         budget = recognized.limits.budget
         if not budget.fits(tokens):
-            self._tell_overflow(
-                Overflow(source="planned", tokens=budget.estimate(tokens), limit=budget.usable)
-            )
+            used = budget.estimate(tokens)
+            overflow = Overflow(source="planned", tokens=used, limit=budget.usable)
+            self.emit(features.on_overflow, overflow)
 
-    def _tell_overflow(self, overflow: Overflow) -> None:
-        if self.progress.turn is not None:
-            self.runtime.hooks.tell("overflow", self.progress.turn, overflow)
+    def emit(self, hooks: Sequence[Callable[..., None]], *facts: object) -> None:
+        turn = self.progress.turn() if hooks else None
+        if turn is not None:
+            emit(hooks, turn, *facts)
 
 
 def is_page(answer: Answer, body: bytes) -> bool:

@@ -22,8 +22,7 @@ from proxy.exchange.record import (
     identify,
     record_of,
 )
-from proxy.features.alerts import Notice
-from proxy.features.plugins import TurnEnd
+from proxy.features.feature import TurnEnd, emit
 from proxy.models.facts import cost_of, prices_of
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
@@ -46,15 +45,15 @@ def record_exchange(
     begun = time.perf_counter()
     metrics = runtime.telemetry.metrics
     record = record_of(progress, runtime, ended=begun if ended is None else ended)
-    _tell_alerts(runtime, record)
+    turn = progress.turn() if runtime.features.on_answered else None
+    if turn is not None:
+        emit(runtime.features.on_answered, turn, _end(record))
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
             log.debug("%s: %s", event.kind, event.facts)
     end_trace(record)
     count(metrics, record)
     write_line(runtime.logger, record)
-    if progress.turn is not None:
-        runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
     metrics.settlement.observe(time.perf_counter() - begun)
 
@@ -161,22 +160,8 @@ def _end(record: ExchangeRecord) -> TurnEnd:
         tokens_after=None if tokens is None else tokens.after,
         zone="unknown" if tokens is None else tokens.pressure.zone,
         actions=record.actions,
+        alerts=() if record.checkup is None else record.checkup.opened,
     )
-
-
-def _tell_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
-    """Tell what began with the request; where servers share a store, the one that stores its row
-    does.
-    """
-    exchange = record.exchange
-    checkup = record.checkup
-    recognized = record.exchange.plan.recognized
-    if checkup is None or not checkup.opened or recognized is None or runtime.store.shared:
-        return
-    branch = recognized.thread.branch
-    whose = {"tenant": branch.tenant, "conversation": branch.name, "policy": record.policy.name}
-    for alert in checkup.opened:
-        runtime.alerts.tell(Notice(alert=alert, **whose, request=exchange.id))
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:

@@ -15,7 +15,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
@@ -24,8 +24,9 @@ import msgspec
 
 from policies.health import HealthAlert
 from proxy.access.destination import TENANT_SHOWN
-from proxy.config.values import AlertSettings, Timeouts, UpstreamSettings
+from proxy.config.values import AlertSettings, Config, Timeouts, UpstreamSettings
 from proxy.errors import ProxyError
+from proxy.features.feature import Feature, Turn, TurnEnd
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import Metrics
@@ -74,16 +75,50 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Alerts:
+class Alerts(Feature):
+    """Raises alerts; where servers share a store, by the one that stores the request."""
+
     client: Client
     settings: AlertSettings
     metrics: Metrics
     clock: Callable[[], float] = time.time
     pause: float = RETRY_PAUSE
+    shared: bool = False
     _waiting: asyncio.Queue[Notice] = field(default_factory=partial(asyncio.Queue, MAX_WAITING))
     _task: asyncio.Task[None] | None = None
 
-    def tell(self, notice: Notice) -> None:
+    def adopt(self, config: Config) -> None:
+        self.settings = config.telemetry.alerts
+
+    def on_answered(self, turn: Turn, end: TurnEnd) -> None:
+        if not self.shared:
+            self._begun(end.alerts, turn)
+
+    def emit_stored(self, row: ExchangeRow) -> None:
+        """Raise what began with a row, by what the store that several servers share says."""
+        if row.health is not None:
+            turn = Turn(
+                request=row.id,
+                tenant=row.tenant,
+                model=row.model,
+                policy=row.policy,
+                conversation=row.name,
+            )
+            self._begun(row.health.opened, turn)
+
+    def _begun(self, alerts: Iterable[HealthAlert], turn: Turn) -> None:
+        for alert in alerts:
+            notice = Notice(
+                alert=alert,
+                tenant=turn.tenant,
+                conversation=turn.conversation or "",
+                policy=turn.policy,
+                request=turn.request,
+            )
+            self.emit(notice)
+
+    def emit(self, notice: Notice) -> None:
+        """Log and count an alert, and have it sent to the webhook; never waits."""
         alert = notice.alert
         self.metrics.alerts.labels(alert.level, alert.category, alert.kind).inc()
         log_alert(
@@ -110,18 +145,6 @@ class Alerts:
             return
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="weir-alerts")
-
-    def tell_stored(self, row: ExchangeRow) -> None:
-        """What began by the word of a store that several servers share: one of them tells it."""
-        for alert in row.health.opened if row.health is not None else ():
-            notice = Notice(
-                alert=alert,
-                tenant=row.tenant,
-                conversation=row.name,
-                policy=row.policy,
-                request=row.id,
-            )
-            self.tell(notice)
 
     async def close(self) -> None:
         task = self._task

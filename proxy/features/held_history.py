@@ -21,6 +21,7 @@ import msgspec
 from policies.settings import ContextSettings, Mode
 from proxy.access.destination import Caller
 from proxy.errors import InvalidRequest
+from proxy.features.feature import Feature
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
 from proxy.store import Store, WriteBehindQueue
@@ -36,7 +37,9 @@ MAX_BYTES = 12 * 1024 * 1024
 Key = tuple[str, str]
 
 
-class AnswerBook:
+class AnswerBook(Feature):
+    """Answers that a provider keeps, by their ids."""
+
     def __init__(self, store: Store, settler: WriteBehindQueue) -> None:
         self._store = store
         self._settler = settler
@@ -86,7 +89,7 @@ class AnswerBook:
         named = {row.id: codec.named(row.output, row.reasoned) for row in behind}
         return {name: raw for items in named.values() for name, raw in items.items() if name in ids}
 
-    async def forget(self, tenant: str, answer: str) -> None:
+    async def forget_answer(self, tenant: str, answer: str) -> None:
         self._drop((tenant, answer))
         try:
             await self._settler.flush()
@@ -94,7 +97,7 @@ class AnswerBook:
         except StoreError as error:
             log.warning("an answer could not be deleted from the store: %s", error)
 
-    def forget_all(self, conversation: ConversationRow) -> None:
+    def forget(self, conversation: ConversationRow) -> None:
         of = (conversation.tenant, conversation.id)
         for key in [key for key, row in self._rows.items() if (row.tenant, row.conversation) == of]:
             self._drop(key)

@@ -15,6 +15,8 @@ from typing import Literal, Protocol, get_args
 import msgspec
 
 from policies.messages import Transcript
+from proxy.features.feature import Feature, Overflow, Turn, TurnEnd
+from proxy.planning.values import Plan
 
 log = logging.getLogger("weir.plugins")
 
@@ -24,40 +26,14 @@ Callback = Literal["turn_start", "tool_result", "overflow", "turn_end"]
 CALLBACKS: tuple[Callback, ...] = get_args(Callback)
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    request: str
-    tenant: str
-    model: str
-    policy: str
-    conversation: str | None = None
-
-    @property
-    def about(self) -> dict[str, str | None]:
-        """The fields of a line in the log."""
-        return {"request": self.request, "conversation": self.conversation}
-
-
 class NewResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool result that no earlier request of the conversation had; ``index`` is its message."""
+
     index: int
     call_id: str | None
     tokens: int
     ref: str
     text: str
-
-
-class Overflow(msgspec.Struct, frozen=True, kw_only=True):
-    source: Literal["planned", "upstream"]
-    tokens: int | None = None
-    limit: int | None = None
-
-
-class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
-    status: int | None
-    outcome: str
-    tokens_before: int | None
-    tokens_after: int | None
-    zone: str
-    actions: str
 
 
 def new_results(transcript: Transcript, length: int) -> Iterator[NewResult]:
@@ -87,12 +63,11 @@ class Plugin(Protocol):
 Call = tuple[Callback, Turn, tuple[NewResult | Overflow | TurnEnd, ...]]
 
 
-class Hooks:
+class Plugins(Feature):
     def __init__(self, plugins: Sequence[Plugin] = (), *, most: int = MAX_WAITING) -> None:
         """Raises TypeError for a plugin that lacks a callback, or has one that is no coroutine
         function.
         """
-        self.plugins = tuple(plugins)
         self._queues: list[tuple[str, Plugin, asyncio.Queue[Call]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         for plugin in plugins:
@@ -119,7 +94,22 @@ class Hooks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def tell(self, callback: Callback, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
+    def on_read(self, turn: Turn) -> None:
+        self._emit("turn_start", turn)
+
+    def on_planned(self, turn: Turn, plan: Plan) -> None:
+        recognized = plan.recognized
+        if recognized is not None:
+            for result in new_results(recognized.transcript, recognized.length):
+                self._emit("tool_result", turn, result)
+
+    def on_overflow(self, turn: Turn, overflow: Overflow) -> None:
+        self._emit("overflow", turn, overflow)
+
+    def on_answered(self, turn: Turn, end: TurnEnd) -> None:
+        self._emit("turn_end", turn, end)
+
+    def _emit(self, callback: Callback, turn: Turn, *facts: NewResult | Overflow | TurnEnd) -> None:
         for name, _, queue in self._queues:
             try:
                 queue.put_nowait((callback, turn, facts))

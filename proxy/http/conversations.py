@@ -170,8 +170,7 @@ async def delete(asked: ManagementRequest) -> Json:
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
     asked.runtime.summarizer.forget(row.tenant)
     asked.runtime.planner.conversations.forget(row)
-    asked.runtime.answers.forget_all(row)
-    asked.runtime.health.forget(row.tenant, row.id)
+    asked.runtime.features.forget(row)
     return {"deleted": True}
 
 

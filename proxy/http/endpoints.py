@@ -167,7 +167,7 @@ class RelayedRequest:
         )
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
-            await runtime.answers.forget(caller.tenant, unquote(answer[1]))
+            await runtime.answers.forget_answer(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
             if runtime.admission.shared is not None:
                 await runtime.admission.share_limits(stay, caller)

@@ -15,7 +15,7 @@ from policies.health import HealthAlert
 from proxy.cli import serve as command
 from proxy.config.file import dataclasses_in
 from proxy.config.values import Config, FileValues
-from proxy.features.alerts import Notice
+from proxy.features.alerts import Alerts, Notice
 from proxy.upstream.client import providers_for
 from tests.functional.harness import COUNTER, opening, weir
 from tests.upstream.app import serve_simulator
@@ -109,8 +109,10 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             at = f"{target.root}/weir/conversations/{row.id}/requests/{exchange.id}"
             async with session.get(at, headers=headers) as answer:
                 assert answer.status == 200
-            runtime.alerts.tell(Notice(alert=ALERT, tenant="t", conversation="c", policy="balanced", request="r"))
-            await runtime.alerts.close()
+            runtime.features[Alerts].emit(
+                Notice(alert=ALERT, tenant="t", conversation="c", policy="balanced", request="r")
+            )
+            await runtime.features[Alerts].close()
             async with asyncio.timeout(60):
                 while ("StoreSettings", "retention") not in read:
                     await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from policies.health import KEPT
 from proxy.cli import main
+from proxy.features.alerts import Alerts
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, prose, tool_step
 from tests.proxy.test_alerts import webhook
@@ -65,7 +66,7 @@ async def ask(target: InTurns, path: str, *, key: str = "sk-test", status: int =
 async def told(target: InTurns) -> None:
     """Have every alert told."""
     for each in target.weirs:
-        await each.runtime.alerts.close()
+        await each.runtime.features[Alerts].close()
 
 
 def due(found: Any) -> list[tuple[str, bool]]:

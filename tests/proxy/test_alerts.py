@@ -93,8 +93,8 @@ def counted(metrics: Metrics, name: str) -> list[str]:
 async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> None:
     metrics = Metrics()
     async with webhook() as hook, sinks(hook.url, metrics, secret=SecretStr(SECRET)) as alerts:
-        alerts.tell(notice(1))
-        alerts.tell(notice(2, "critical"))
+        alerts.emit(notice(1))
+        alerts.emit(notice(2, "critical"))
         await alerts.close()
 
     assert [json.loads(body)["data"]["request"] for _, _, body in hook.got] == ["req_1", "req_2"]
@@ -119,7 +119,7 @@ async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> Non
 async def test_without_a_secret_nothing_is_signed_and_a_level_below_the_least_is_not_sent() -> None:
     async with webhook() as hook, sinks(hook.url, Metrics(), level="critical") as alerts:
         for number, level in enumerate(("info", "warning", "critical")):
-            alerts.tell(notice(number, level))  # type: ignore[arg-type]
+            alerts.emit(notice(number, level))  # type: ignore[arg-type]
         await alerts.close()
     [(_, headers, body)] = hook.got
     assert json.loads(body)["data"]["level"] == "critical"
@@ -135,7 +135,7 @@ async def test_a_webhook_is_called_again_once_where_that_may_help(
 ) -> None:
     metrics = Metrics()
     async with webhook(*statuses) as hook, sinks(hook.url, metrics) as alerts:
-        alerts.tell(notice())
+        alerts.emit(notice())
         await alerts.close()
     assert len(hook.got) == calls
     assert len({headers["webhook-id"] for _, headers, _ in hook.got}) == 1
@@ -149,7 +149,7 @@ async def test_a_webhook_that_is_gone_or_silent_holds_nobody_up_and_is_counted()
     async with webhook(silent=True) as hook:
         for url in (f"http://127.0.0.1:{free_port()}/", hook.url, "http://["):
             async with sinks(url, metrics, seconds=0.05) as alerts:
-                alerts.tell(notice())
+                alerts.emit(notice())
                 await alerts.close()
     assert counted(metrics, "weir_alerts_undelivered") == ['weir_alerts_undelivered_total{weir_reason="failed"} 3.0']
 
@@ -158,7 +158,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
     metrics = Metrics()
     async with webhook(silent=True) as hook, sinks(hook.url, metrics) as alerts:
         for number in range(MAX_WAITING + 30):
-            alerts.tell(notice(number))
+            alerts.emit(notice(number))
         assert counted(metrics, "weir_alerts_undelivered") == [
             'weir_alerts_undelivered_total{weir_reason="dropped"} 30.0'
         ]
@@ -168,7 +168,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
 async def test_another_webhook_holds_from_the_next_alert_on() -> None:
     async with webhook() as old, webhook() as new, sinks(old.url, Metrics()) as alerts:
         alerts.settings = AlertSettings(webhook=SecretStr(new.url))
-        alerts.tell(notice())
+        alerts.emit(notice())
         await alerts.close()
     assert (len(old.got), len(new.got)) == (0, 1)
 

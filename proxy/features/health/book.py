@@ -15,7 +15,9 @@ from policies.messages import Run, follow_calls
 from policies.pressure import raw_buckets
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread
+from proxy.features.feature import Feature
 from proxy.planning.values import Plan, Recognized
+from proxy.store.records import ConversationRow
 
 MAX_CONVERSATIONS = 20_000
 MAX_READ = 500
@@ -28,7 +30,9 @@ class _Entry(NamedTuple):
     run: Run
 
 
-class HealthBook:
+class HealthBook(Feature):
+    """The health of the conversations that were used last."""
+
     def __init__(self) -> None:
         self._known: OrderedDict[Key, _Entry] = OrderedDict()
 
@@ -99,8 +103,8 @@ class HealthBook:
             and (branch.tenant, branch.conversation) not in self._known
         )
 
-    def forget(self, tenant: str, conversation: str) -> None:
-        self._known.pop((tenant, conversation), None)
+    def forget(self, conversation: ConversationRow) -> None:
+        self._known.pop((conversation.tenant, conversation.id), None)
 
     def read(self) -> dict[tuple[str, ...], float]:
         newest = [known.snapshot for known in islice(reversed(self._known.values()), MAX_READ)]
