@@ -39,7 +39,7 @@ from proxy.conversation.book import Conversations
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
-from proxy.exchange.record import CLIENT_CLOSED
+from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.run import answering
 from proxy.features import audit, checkpoints, inspect, live, notes, removed, series, usage
 from proxy.features.alerts import Alerts

@@ -62,8 +62,8 @@ from proxy.errors import (
     RequestTooLarge,
     UpstreamUnreachable,
 )
-from proxy.exchange.record import CLIENT_CLOSED
-from proxy.exchange.tell import NO_POLICY, record_relayed
+from proxy.exchange.exchange import CLIENT_CLOSED
+from proxy.exchange.sinks import NO_POLICY, record_relayed
 from proxy.http.request import Counted, as_error, as_json
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError

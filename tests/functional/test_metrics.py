@@ -20,8 +20,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.access.admission import credentials_in
+from proxy.exchange.plan import plan_request
+from proxy.exchange.read import read_request
 from proxy.exchange.run import ExchangeHandler
-from proxy.exchange.tell import record_exchange
+from proxy.exchange.sinks import record_exchange
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry.metrics import Metrics, ModelCall
 from proxy.telemetry.setup import Telemetry
@@ -420,9 +422,10 @@ async def test_watching_a_request_waits_for_nothing_and_touches_neither_disk_nor
         await asyncio.sleep(0)
         headers = [(b"authorization", b"Bearer sk-test")]
         handler = ExchangeHandler(runtime, {"headers": headers}, nothing_received, nothing_sent)
-        progress = handler.progress
+        progress = handler.exchange
         progress.caller = runtime.keyring.identify(credentials_in(headers))
-        plan = await handler.plan(await handler.read(openai_body(talk.messages), progress.caller))
+        request = await read_request(runtime, progress, openai_body(talk.messages), progress.caller)
+        plan = await plan_request(runtime, progress, request)
         progress.status = 200
         progress.seen = Tap(
             usage=ReportedUsage(prompt=5000, completion=10, cached=100), finish_reasons=["stop"], model="sim"

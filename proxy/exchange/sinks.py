@@ -1,6 +1,4 @@
-"""What is told of an exchange after it: to the trace, metrics, log, alerts and hooks, and the row
-that is stored.
-"""
+"""What an exchange leaves once it has ended: trace, metrics, log line, hooks, and its row."""
 
 import logging
 import time
@@ -15,13 +13,8 @@ from policies.pressure import STATUS
 from policies.settings import ContextSettings, Inspect
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.effects.perform import NOTHING_SPENT
-from proxy.exchange.record import (
-    ExchangeProgress,
-    ExchangeRecord,
-    evicted_count,
-    identify,
-    record_of,
-)
+from proxy.exchange.exchange import Exchange, evicted_count
+from proxy.exchange.record import ExchangeRecord, record_of
 from proxy.features.feature import TurnEnd, emit
 from proxy.models.facts import cost_of, prices_of
 from proxy.planning.values import Recognized, condensed_in, layers_in
@@ -39,13 +32,11 @@ NO_POLICY = "none"
 MAX_EVENTS = 8
 
 
-def record_exchange(
-    runtime: Runtime, progress: ExchangeProgress, *, ended: float | None = None
-) -> None:
+def record_exchange(runtime: Runtime, exchange: Exchange, *, ended: float | None = None) -> None:
     begun = time.perf_counter()
     metrics = runtime.telemetry.metrics
-    record = record_of(progress, runtime, ended=begun if ended is None else ended)
-    turn = progress.turn() if runtime.features.on_answered else None
+    record = record_of(exchange, runtime, ended=begun if ended is None else ended)
+    turn = exchange.turn() if runtime.features.on_answered else None
     if turn is not None:
         emit(runtime.features.on_answered, turn, _end(record))
     if record.events and log.isEnabledFor(logging.DEBUG):
@@ -275,7 +266,7 @@ def end_trace(record: ExchangeRecord) -> None:
             is_cold=record.cache.cold,
             hit_ratio=record.cache.hit_ratio,
         )
-    identify(exchange)
+    exchange.identify()
     _note_refusal(record)
     if record.ending is not None:
         trace.ending(record.ending)

@@ -1,25 +1,19 @@
-"""What is asked of the planner for one request and under which policy, and who replies to what its
-plan asks for: summaries and likeness by real models, what an operator's own function leaves.
-"""
+"""A request as it is to be planned: its fields, its policy, and the limits that hold for it."""
 
 import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
-from policies.effects import Compare, Embed, Failed, Reply, Summarize, Summary, Trim, Vectors
 from policies.settings import ClientEdits, ContextSettings, Mode
 from proxy.access.destination import (
-    EMBEDDINGS_PATH,
-    TENANT_SHOWN,
     Caller,
     Destination,
     Headers,
-    by_weir,
+    for_managed,
     rule_for,
-    upstream_for,
 )
+from proxy.access.provider_ids import is_judged, named_in_request
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import (
     MEMORY_HEADER,
@@ -29,29 +23,16 @@ from proxy.conversation.thread import (
     name_from,
 )
 from proxy.effects.perform import (
-    MAX_EMBEDDED_LEN,
-    NOTHING_SPENT,
-    PATIENCE,
-    EffectHandler,
     Patience,
-    Spent,
-    by_vectors,
-    embed,
 )
-from proxy.effects.summarizer import MAX_ANSWER, SummarizerTerms, SummaryResult
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.exchange.record import ExchangeProgress
-from proxy.exchange.request import Request
+from proxy.exchange.exchange import Exchange, Request
+from proxy.exchange.replies import Replies, summarizer_input
 from proxy.features.compaction import COMPACT_PATH, EDITS, client_edits, is_native, opened, unseal
-from proxy.features.held_history import NOTHING_HELD, HeldState
-from proxy.models.facts import BETA, binds_reasoning, cost_of, long_name, prices_of
+from proxy.features.held_history import NOTHING_HELD, HeldState, held_by
+from proxy.models.facts import BETA, binds_reasoning, long_name
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
-from proxy.tap import NO_USAGE, ReportedUsage
-from proxy.telemetry.metrics import ModelCall
-from proxy.telemetry.names import service_at
-from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace, Span
-from proxy.upstream.client import own_headers, read_of
 from proxy.wire import CODECS
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
@@ -60,186 +41,41 @@ from proxy.wire.raw import Raw, read_value
 
 log = logging.getLogger("weir.exchange")
 
+STEERING = (("policy", b"x-weir-policy"), ("mode", b"x-weir-mode"))
 CODEX_TURN = b"x-codex-turn-metadata"
 SETTING = frozenset({MEMORY_HEADER, RESUME_HEADER, PARENT_HEADER, CODEX_TURN})
-SUMMARIZER_SHARE = 0.85
-IN_ALL = 2
-"""Questions of one plan may take so many times as long as one."""
 
 
-@dataclass(slots=True)
-class Replies(EffectHandler):
-    """Replies to the effects that planning one request asks for, at the caller's expense.
+async def read_request(
+    runtime: Runtime, exchange: Exchange, body: bytes, caller: Caller
+) -> Request:
+    """The request in a body, as it is to be planned.
 
-    ``patience`` is that of the client whose request is open, ``said`` the client's headers by which
-    its body is read.
+    Raises InvalidJSON, InvalidRequest, Forbidden and other errors of the client's.
     """
-
-    runtime: Runtime
-    request: ClientRequest
-    caller: Caller
-    settings: ContextSettings
-    trace: ExchangeTrace = NULL_TRACE
-    patience: Patience | None = None
-    spent: Spent = NOTHING_SPENT
-    said: Sequence[tuple[bytes, bytes]] = ()
-    clock: Callable[[], float] = time.monotonic
-    _until: float | None = None
-
-    async def summarize(self, effect: Summarize) -> Summary | Failed:
-        model = self._model()
-        waits = None if self.patience is None else self.patience.left()
-        if (seconds := self._seconds_left()) <= 0:
-            return Failed("timeout")
-        destination, terms = self._terms(model, seconds)
-        upstream = destination.upstream
-        named = self.said if model == self.request.model else terms.codec.headers
-        with self.trace.summarizer(
-            model, *service_at(upstream.address, upstream.name, upstream.provider)
-        ) as span:
-            told = await self.runtime.summarizer.ask(
-                effect,
-                terms=terms,
-                send=partial(self._post, destination, named, span),
-                waits=waits,
-            )
-            dollars = self._cost(model, told.usage)
-            span.summary(purpose=effect.purpose, source=told.source, dollars=dollars)
-            if told.usage is not None:
-                span.usage(told.usage)
-            if told.result != "ok":
-                span.fail(told.result)
-        self._count(told, terms, dollars)
-        return told.reply
-
-    def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
-        upstream = upstream_for(self.runtime.config, model)
-        # the client's own endpoint is one that its upstream has; of another upstream's the first is
-        # tried
-        is_near = model == self.request.model or upstream is upstream_for(
-            self.runtime.config, self.request.model
-        )
-        codec = self.request.codec if is_near else CODECS[upstream.endpoints[0]]
-        return by_weir(upstream, self.caller, path=codec.path, model=model), SummarizerTerms(
-            tenant=self.caller.tenant,
-            upstream=upstream.name,
-            model=model,
-            seconds=seconds,
-            codec=codec,
-        )
-
-    def _seconds_left(self) -> float:
-        """Seconds that one more answer may take; all of one plan together take no more than two
-        answers' time.
-        """
-        most = self.settings.summaries.seconds
-        now = self.clock()
-        if self._until is None or now - self._until > most:
-            self._until = now + IN_ALL * most
-        return min(most, self._until - now)
-
-    def _model(self) -> str:
-        named = self.settings.summarizer
-        return self.request.model if named in (None, "same") else str(named)
-
-    async def _post(
-        self,
-        destination: Destination,
-        named: Sequence[tuple[bytes, bytes]],
-        span: Span,
-        body: bytes,
-    ) -> tuple[int, bytes]:
-        headers = [*own_headers(destination), *named]
-        if destination.upstream.forward_trace:
-            headers += span.propagation()
-        span.request_body(body)
-        answer = await self.runtime.upstreams.send(
-            destination, method="POST", headers=headers, body=body
-        )
-        span.status(answer.status)
-        said = await read_of(answer, MAX_ANSWER)
-        span.response_body(said)
-        return answer.status, said
-
-    def _cost(self, model: str, usage: ReportedUsage | None) -> float | None:
-        if usage is None:
-            return None
-        prices = prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
-        return None if prices is None else cost_of(prices, usage)
-
-    def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
-        usage = told.usage or NO_USAGE
-        metrics = self.runtime.telemetry.metrics
-        asked = usage.prompt or 0
-        answered = usage.completion or 0
-        cached = usage.cached or 0
-        self.spent += Spent(
-            calls=int(told.source == "asked"),
-            shared=int(told.source == "shared"),
-            kept=int(told.source == "kept"),
-            asked=asked,
-            answered=answered,
-            cached=cached,
-            seconds=told.seconds,
-            dollars=dollars or 0.0,
-        )
-        result = told.source if told.source in ("kept", "shared") else told.result
-        metrics.summarizer_calls.labels(result).inc()
-        if told.source != "asked":
-            return
-        for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
-            metrics.summarizer_tokens.labels(kind).inc(tokens)
-        if dollars is not None:
-            metrics.summarizer_cost.labels(terms.tenant[:TENANT_SHOWN]).inc(dollars)
-        metrics.observe_call(
-            ModelCall(
-                provider=terms.upstream,
-                model=terms.model,
-                seconds=told.seconds,
-                error="" if told.result == "ok" else told.result,
-                usage=usage,
-            )
-        )
-
-    async def compare(self, effect: Compare) -> Reply:
-        waits = PATIENCE if self.patience is None else min(PATIENCE, self.patience.left())
-        if effect.model is None or waits <= 0:
-            return await EffectHandler.compare(self, effect)
-        send = self._post_embeddings(effect.model)
-        return await by_vectors(effect, model=effect.model, send=send, patience=waits)
-
-    async def embed(self, effect: Embed) -> Reply:
-        texts = [text[:MAX_EMBEDDED_LEN] for text in effect.texts]
-        send = self._post_embeddings(effect.model)
-        found = await embed(texts, model=effect.model, send=send, patience=effect.seconds)
-        return found if isinstance(found, Failed) else Vectors(tuple(tuple(row) for row in found))
-
-    def _post_embeddings(self, model: str) -> Callable[[bytes], Awaitable[tuple[int, bytes]]]:
-        upstream = upstream_for(self.runtime.config, model)
-        destination = by_weir(upstream, self.caller, path=EMBEDDINGS_PATH, model=model)
-        return partial(self.runtime.upstreams.post, destination)
-
-    async def trim(self, effect: Trim) -> Reply:
-        return await self.runtime.custom.trim(
-            effect, [self.request.view(i) for i in effect.indices]
-        )
-
-
-def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller) -> int | None:
-    """The tokens that the policy's summariser can read at once, None for the request's own limit.
-
-    A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
-    """
-    named = settings.summarizer
-    return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)
-
-
-def _reads(runtime: Runtime, model: str, settings: ContextSettings, caller: Caller) -> int | None:
-    window = runtime.registry.facts(model, settings=settings).window
-    upstream = upstream_for(runtime.config, model).name
-    refused = runtime.summarizer.input_limit(tenant=caller.tenant, upstream=upstream, model=model)
-    window = min((size for size in (window, refused) if size is not None), default=None)
-    return None if window is None else int(window * SUMMARIZER_SHARE)
+    sent = dict(exchange.headers)
+    chat = parsed_for(runtime, caller, CODECS[exchange.route.path.split("/")[1]], body)
+    exchange.chat = chat
+    destination, chat = for_managed(
+        runtime.config, caller, exchange.route, chat, headers=exchange.headers, query=exchange.query
+    )
+    exchange.chat = chat
+    if is_judged(caller, destination.upstream):
+        await runtime.provider_ids.require(caller, named_in_request(chat))
+    settings = settings_for(runtime, caller, sent)
+    exchange.settings = settings
+    exchange.observed = settings.observes and settings.mode is not Mode.OFF
+    exchange.ignored = [
+        what for what, header in STEERING if header in sent and what not in caller.allow
+    ]
+    exchange.emit(runtime.features.on_read)
+    held = NOTHING_HELD
+    if chat.codec.link is not None:
+        held = await held_by(runtime.answers, chat, caller, settings)
+    request = request_for(runtime, exchange, chat, destination, settings, held, sent=sent)
+    exchange.chat = request.chat
+    exchange.request = request
+    return request
 
 
 def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:
@@ -297,7 +133,7 @@ def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientR
 
 def request_for(
     runtime: Runtime,
-    progress: ExchangeProgress,
+    exchange: Exchange,
     chat: ClientRequest,
     destination: Destination,
     settings: ContextSettings,
@@ -307,7 +143,7 @@ def request_for(
 ) -> Request:
     caller = destination.caller
     upstream = destination.upstream
-    headers = progress.headers
+    headers = exchange.headers
     client = chat
     chat = chat if held is NOTHING_HELD else opened_for(runtime, caller, held.whole(chat))
     if settings.mode is Mode.OFF or held.elsewhere or not _is_manageable(runtime, upstream, chat):
@@ -325,7 +161,7 @@ def request_for(
     counter = _counter(runtime, settings, chat.model)
     patience = Patience(settings.summaries.seconds if compacts else settings.summaries.wait)
     said = _anthropics_own(chat, headers, sent)
-    replies = Replies(runtime, chat, caller, settings, progress.trace, patience, said=said)
+    replies = Replies(runtime, chat, caller, settings, exchange.trace, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
     asked = PlanRequest(
@@ -358,8 +194,8 @@ def request_for(
             or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)
         ),
         follows=bool(held.chain),
-        id=progress.id,
-        since=progress.since,
+        id=exchange.id,
+        since=exchange.since,
     )
     return Request(
         client=client,
