@@ -323,7 +323,7 @@ async def _assemble(
     # building an encoding holds the GIL: not while requests run
     await tokenizer.counter("o200k_base").load()
     metrics = telemetry.metrics
-    alerts = Alerts(client, config.telemetry.alerts, metrics, shared=store.shared)
+    alerts = Alerts(client, config.telemetry.alerts, metrics)
     told = {"stored": alerts.emit_stored} if store.shared else {}
     settler = WriteBehindQueue(
         store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told

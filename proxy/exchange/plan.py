@@ -35,7 +35,8 @@ async def plan_request(runtime: Runtime, exchange: Exchange, request: Request) -
             note_plan(asked.span, plan)
     else:
         plan = await _planned(runtime, exchange, request, asked)
-    _emit_planned(runtime, exchange, plan)
+    if runtime.features.on_planned or runtime.features.on_overflow:
+        _emit_planned(runtime, exchange, plan)
     return plan
 
 
@@ -66,7 +67,7 @@ def _emit_planned(runtime: Runtime, exchange: Exchange, plan: Plan) -> None:
     features = runtime.features
     exchange.emit(features.on_planned, plan)
     recognized = plan.recognized
-    if recognized is None or not features.on_overflow:
+    if recognized is None:
         return
     tokens = recognized.transcript.tokens
     if plan.decision is not None:

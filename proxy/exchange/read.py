@@ -68,7 +68,8 @@ async def read_request(
     exchange.ignored = [
         what for what, header in STEERING if header in sent and what not in caller.allow
     ]
-    exchange.emit(runtime.features.on_read)
+    if runtime.features.on_read:
+        exchange.emit(runtime.features.on_read)
     held = NOTHING_HELD
     if chat.codec.link is not None:
         held = await held_by(runtime.answers, chat, caller, settings)

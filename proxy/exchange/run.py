@@ -114,7 +114,7 @@ class ExchangeHandler:
         runtime = self.runtime
         exchange = self.exchange
         request = await read_request(runtime, exchange, body, caller)
-        if await self._answer_compaction(request):
+        if request.compacts and await self._answer_compaction(request):
             return
         plan = await plan_request(runtime, exchange, request)
         self.relay.listen(request)
@@ -122,7 +122,7 @@ class ExchangeHandler:
         attempts = attempts_for(runtime, exchange, request)
         recalling = recall_for(runtime, request, attempts)
         received, sent = await send_plan(runtime, exchange, request, plan, attempts, recalling)
-        if await self._answer_compaction(request, received):
+        if request.compacts and await self._answer_compaction(request, received):
             return
         require_endpoint(runtime, request, received)
         rounds = None if recalling is None else recalling.rounds(sent, exchange.plan)
@@ -211,8 +211,6 @@ class ExchangeHandler:
         Weir makes it where the upstream is known to make none, or has just said so in what was
         ``received``.
         """
-        if not request.compacts:
-            return False
         runtime = self.runtime
         path = self.route.path
         upstream = request.destination.upstream.name
@@ -264,7 +262,7 @@ class CountHandler(ExchangeHandler):
         runtime = self.runtime
         exchange = self.exchange
         request = await read_request(runtime, exchange, body, caller)
-        if await self._answer_compaction(request):
+        if request.compacts and await self._answer_compaction(request):
             return
         sent = request.chat.body
         tokens = None
@@ -282,7 +280,7 @@ class CountHandler(ExchangeHandler):
         received, _ = await attempts_for(runtime, exchange, request).make(sent, plan)
         self.relay.answer = received.answer
         if self.route.path == COMPACT_PATH:
-            if await self._answer_compaction(request, received):
+            if request.compacts and await self._answer_compaction(request, received):
                 return
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:
             # Weir says what it counts

@@ -68,6 +68,8 @@ async def send_plan(
     body = attempts.within_window(plan)
     while True:
         received, verdict = await make(body, plan)
+        if verdict is NONE:
+            return received, body
         changed = await _changed(runtime, exchange, request, plan, attempts, verdict)
         if changed is not None:
             received.answer.close()
@@ -75,7 +77,7 @@ async def send_plan(
             plan = _carried(exchange, changed, recalling)
             body = attempts.within_window(plan)
             continue
-        if verdict is NONE or not verdict.is_overflow or asked is None:
+        if not verdict.is_overflow or asked is None:
             return received, body
         overflow = Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit)
         exchange.emit(runtime.features.on_overflow, overflow)

@@ -15,7 +15,7 @@ from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.exchange import Exchange, evicted_count
 from proxy.exchange.record import ExchangeRecord, record_of
-from proxy.features.feature import TurnEnd, emit
+from proxy.features.feature import TurnEnd
 from proxy.models.facts import cost_of, prices_of
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.runtime import Runtime
@@ -36,9 +36,9 @@ def record_exchange(runtime: Runtime, exchange: Exchange, *, ended: float | None
     begun = time.perf_counter()
     metrics = runtime.telemetry.metrics
     record = record_of(exchange, runtime, ended=begun if ended is None else ended)
-    turn = exchange.turn() if runtime.features.on_answered else None
-    if turn is not None:
-        emit(runtime.features.on_answered, turn, _end(record))
+    _emit_alerts(runtime, record)
+    if runtime.features.on_answered:
+        exchange.emit(runtime.features.on_answered, _end(record))
     if record.events and log.isEnabledFor(logging.DEBUG):
         for event in record.events:
             log.debug("%s: %s", event.kind, event.facts)
@@ -110,11 +110,12 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
     if keep.requests and runtime.store.keeps_content and not runtime.settler.is_full:
         inspection = _inspection(record, exchange.plan.recognized, keep)
     runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
-    if exchange.asked is None or record.label != "ok":
+    asked = exchange.asked
+    if asked is None or record.label != "ok":
         return
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
-    runtime.preparation.after(exchange.asked, exchange.plan, save=save, trace=exchange.trace)
+    runtime.preparation.after(asked, exchange.plan, save=save, trace=exchange.trace)
 
 
 def _inspection(record: ExchangeRecord, recognized: Recognized, keep: Inspect) -> Inspection:
@@ -151,8 +152,14 @@ def _end(record: ExchangeRecord) -> TurnEnd:
         tokens_after=None if tokens is None else tokens.after,
         zone="unknown" if tokens is None else tokens.pressure.zone,
         actions=record.actions,
-        alerts=() if record.checkup is None else record.checkup.opened,
     )
+
+
+def _emit_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
+    """Emit what began with the request; of a store that servers share the queue does, for one."""
+    checkup = record.checkup
+    if checkup is not None and checkup.opened and not runtime.store.shared:
+        record.exchange.emit(runtime.features.on_alerts, checkup.opened)
 
 
 def count(metrics: Metrics, record: ExchangeRecord) -> None:
@@ -378,6 +385,7 @@ def row_of(
     thread = recognized.thread
     chain = recognized.transcript.chain
     branch = recognized.thread.branch
+    asked = exchange.asked
     used = record.billed or NO_USAGE
     pressure = decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
@@ -420,7 +428,7 @@ def row_of(
         trend=decision.trend._replace(window=recognized.view.window)
         if decision is not None
         else None,
-        parent_conversation=exchange.asked.parent if exchange.asked is not None else None,
+        parent_conversation=None if asked is None else asked.parent,
         detail=_detail(record, recognized) | {"status": pressure.status},
         health=record.checkup,
         events=record.events,

@@ -15,7 +15,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from policies.health import HealthAlert
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings, Config, Timeouts, UpstreamSettings
 from proxy.errors import ProxyError
-from proxy.features.feature import Feature, Turn, TurnEnd
+from proxy.features.feature import Feature, Turn
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.logs import LOG_CONTEXT, AlertLine, log_alert
 from proxy.telemetry.metrics import Metrics
@@ -76,23 +76,29 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Alerts(Feature):
-    """Raises alerts; where servers share a store, by the one that stores the request."""
+    """Raises alerts: counts and logs them, and sends them to the webhook."""
 
     client: Client
     settings: AlertSettings
     metrics: Metrics
     clock: Callable[[], float] = time.time
     pause: float = RETRY_PAUSE
-    shared: bool = False
     _waiting: asyncio.Queue[Notice] = field(default_factory=partial(asyncio.Queue, MAX_WAITING))
     _task: asyncio.Task[None] | None = None
 
     def adopt(self, config: Config) -> None:
         self.settings = config.telemetry.alerts
 
-    def on_answered(self, turn: Turn, end: TurnEnd) -> None:
-        if not self.shared:
-            self._begun(end.alerts, turn)
+    def on_alerts(self, turn: Turn, alerts: Sequence[HealthAlert]) -> None:
+        for alert in alerts:
+            notice = Notice(
+                alert=alert,
+                tenant=turn.tenant,
+                conversation=turn.conversation or "",
+                policy=turn.policy,
+                request=turn.request,
+            )
+            self.emit(notice)
 
     def emit_stored(self, row: ExchangeRow) -> None:
         """Raise what began with a row, by what the store that several servers share says."""
@@ -104,18 +110,7 @@ class Alerts(Feature):
                 policy=row.policy,
                 conversation=row.name,
             )
-            self._begun(row.health.opened, turn)
-
-    def _begun(self, alerts: Iterable[HealthAlert], turn: Turn) -> None:
-        for alert in alerts:
-            notice = Notice(
-                alert=alert,
-                tenant=turn.tenant,
-                conversation=turn.conversation or "",
-                policy=turn.policy,
-                request=turn.request,
-            )
-            self.emit(notice)
+            self.on_alerts(turn, row.health.opened)
 
     def emit(self, notice: Notice) -> None:
         """Log and count an alert, and have it sent to the webhook; never waits."""

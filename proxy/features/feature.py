@@ -50,7 +50,7 @@ class Overflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended; ``alerts`` are those that began with it."""
+    """How a request ended."""
 
     status: int | None
     outcome: str
@@ -58,7 +58,6 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     tokens_after: int | None
     zone: str
     actions: str
-    alerts: Sequence[HealthAlert] = ()
 
 
 class Feature:
@@ -84,6 +83,9 @@ class Feature:
     def on_answered(self, turn: Turn, end: TurnEnd) -> None:
         """A request has ended, and its client has its answer."""
 
+    def on_alerts(self, turn: Turn, alerts: Sequence[HealthAlert]) -> None:
+        """Alerts about a conversation's health began with a request."""
+
     def forget(self, conversation: ConversationRow) -> None:
         """Drop what is held in memory of a conversation that was deleted."""
 
@@ -100,6 +102,7 @@ class Features:
         self.on_planned = self._defined("on_planned")
         self.on_overflow = self._defined("on_overflow")
         self.on_answered = self._defined("on_answered")
+        self.on_alerts = self._defined("on_alerts")
 
     def __getitem__(self, kind: type[F]) -> F:
         """The feature of a class. Raises KeyError where there is none."""
