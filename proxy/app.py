@@ -41,12 +41,13 @@ from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
 from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.run import answering
-from proxy.features import audit, checkpoints, inspect, live, notes, removed, series, usage
+from proxy.features import audit, checkpoints, live, notes, removed, series, usage
 from proxy.features.alerts import Alerts
 from proxy.features.feature import Features
 from proxy.features.health import routes as health
 from proxy.features.health.book import HealthBook
 from proxy.features.held_history import AnswerBook
+from proxy.features.inspect import routes as inspect
 from proxy.features.mcp import McpServer
 from proxy.features.plugins import Plugin, Plugins
 from proxy.features.series import store_growth

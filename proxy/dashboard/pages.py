@@ -20,7 +20,7 @@ from proxy.errors import ProxyError
 from proxy.features.audit import conversation_audit
 from proxy.features.checkpoints import MARKDOWN, checkpoint_version, list_checkpoints, roll_back
 from proxy.features.health.routes import health_of, open_alerts
-from proxy.features.inspect import Pair, SideRow, both_sides, runs
+from proxy.features.inspect.routes import Pair, SideRow, both_sides, runs
 from proxy.features.live import live_requests
 from proxy.features.notes import add_note, list_notes
 from proxy.features.removed import blob, list_removed, pin_removed, search_removed

@@ -33,6 +33,7 @@ from proxy.server import App, Shutdown
 from proxy.store import Store
 from proxy.store.audit import REFUSED
 from proxy.store.records import (
+    NOT_READ_BACK,
     ConversationRow,
     ExchangeRow,
     StaleVersion,
@@ -98,14 +99,11 @@ def _recommendation(row: ExchangeRow) -> str:
     return "watch" if row.zone == "yellow" else "none"
 
 
-FOR_THE_PLANNER = frozenset({"trend", "health", "events", "refusal", "floating", "inspection"})
-
-
 def exchange_of(row: ExchangeRow) -> Json:
     """One request of a conversation; what the next one is planned from is not shown."""
     return fields_of(
         row,
-        without=FOR_THE_PLANNER,
+        without=NOT_READ_BACK,
         **shown(row.detail),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),

@@ -225,6 +225,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 0
 
 
+NOT_READ_BACK = frozenset({"trend", "health", "events", "refusal", "floating", "inspection"})
+"""Fields of an exchange that are no columns of it: they go to its branch, the audit and others."""
+
+
 class ExchangeRow(msgspec.Struct, kw_only=True):
     """One request through Weir, written after its answer.
 

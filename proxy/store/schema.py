@@ -267,7 +267,7 @@ exchanges = _table(
     "tenant id",
     _fields(
         records.ExchangeRow,
-        without="name trend parent_conversation health events refusal floating inspection",
+        without=" ".join(("name", "parent_conversation", *records.NOT_READ_BACK)),
         id=REQUEST,
         parent=BRANCH,
         detail=Compressed(),
