@@ -152,7 +152,7 @@ def _in_parts(runtime: Runtime, exchange: Exchange, found: Times) -> None:
     timed("log", lambda: write_line(runtime.logger, record))
     if record.tokens is not None and exchange.plan.recognized is not None:
         row = timed("row", partial(row_of, record, record.tokens, exchange.plan.recognized))
-        timed("queue", partial(runtime.settler.put, row))
+        timed("queue", partial(runtime.write_queue.put, row))
         if exchange.asked is not None:
             timed("preparation", partial(runtime.preparation.after, exchange.asked, exchange.plan))
 

@@ -269,7 +269,7 @@ async def running(
     )
     runtime.take_policies(await store.policies())
     runtime.features.start()
-    runtime.settler.start()
+    runtime.write_queue.start()
     tending = asyncio.create_task(_tend(runtime), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
@@ -284,7 +284,7 @@ async def running(
         await runtime.custom.close()
         await runtime.features.close()
         await runtime.upstreams.close()
-        await runtime.settler.close()
+        await runtime.write_queue.close()
         await runtime.windows.save()
         if runtime.admission.shared is not None:
             await runtime.admission.shared.settle()
@@ -326,7 +326,7 @@ async def _assemble(
     metrics = telemetry.metrics
     alerts = Alerts(client, config.telemetry.alerts, metrics)
     told = {"stored": alerts.emit_stored} if store.shared else {}
-    settler = WriteBehindQueue(
+    write_queue = WriteBehindQueue(
         store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told
     )
     learned = LearnedLimits(await store.limits())
@@ -335,16 +335,16 @@ async def _assemble(
     )
     windows.follow(await store.calibrations())
     conversations = Conversations(store)
-    settler.overtaken = conversations.distrust if store.shared else settler.overtaken
+    write_queue.overtaken = conversations.distrust if store.shared else write_queue.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,
         store=store,
-        settler=settler,
+        write_queue=write_queue,
         saved=lambda reason: metrics.checkpoints.labels(reason).inc(),
         workers=Workers(processes_for_plans()),
     )
-    answers = AnswerBook(store, settler)
+    answers = AnswerBook(store, write_queue)
     health = HealthBook()
     runtime = Runtime(
         config=config,
@@ -367,9 +367,9 @@ async def _assemble(
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
-        settler=settler,
+        write_queue=write_queue,
         answers=answers,
-        provider_ids=ProviderIds(store, settler, clock=planner.clock),
+        provider_ids=ProviderIds(store, write_queue, clock=planner.clock),
         telemetry=telemetry,
         features=Features([alerts, answers, health, *plugins]),
         instance=instance,
@@ -384,7 +384,7 @@ async def _assemble(
 def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
     return Preparation(
         store=planner.store,
-        settler=planner.settler,
+        write_queue=planner.write_queue,
         workers=planner.workers,
         readings=planner.readings,
         save=planner.save,
@@ -419,7 +419,7 @@ def _watch(runtime: Runtime) -> None:
     metrics = runtime.telemetry.metrics
     metrics.unauthorised.watch(lambda: dict(runtime.guesses.counted))
     metrics.health.watch(runtime.health.read)
-    metrics.store_waiting.watch(runtime.settler.waiting)
+    metrics.store_waiting.watch(runtime.write_queue.waiting)
     metrics.store_size.watch(lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
     metrics.store_growth.watch(partial(_growth, runtime))
     metrics.tasks.watch(lambda: {(): len(asyncio.all_tasks(loop))})

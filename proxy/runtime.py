@@ -47,7 +47,7 @@ class Runtime:
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     answers: AnswerBook
     provider_ids: ProviderIds
     telemetry: Telemetry

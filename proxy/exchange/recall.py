@@ -100,7 +100,7 @@ class Recalling(msgspec.Struct):
             conversation=thread.branch.conversation,
             named=asked.name is not None,
             store=self.planner.store,
-            unstored=self.planner.settler.original,
+            unstored=self.planner.write_queue.original,
             ask=asked.ask,
             embeddings=asked.settings.embeddings,
         )

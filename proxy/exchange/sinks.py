@@ -65,7 +65,7 @@ def record_relayed(
         _count_key(metrics, caller, used.prompt or 0, 0, used)
         if cost is not None:
             _count_cost(metrics, caller, cost, 0.0)
-    runtime.settler.put(
+    runtime.write_queue.put(
         RelayedRow(
             id=request,
             tenant=caller.tenant,
@@ -99,11 +99,11 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
         return
     keep = record.policy.inspect
     inspection = None
-    if keep.requests and runtime.store.keeps_content and not runtime.settler.is_full:
+    if keep.requests and runtime.store.keeps_content and not runtime.write_queue.is_full:
         inspection = inspection_of(
             exchange.plan.recognized, record.carried_out, exchange.chat, keep
         )
-    runtime.settler.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
+    runtime.write_queue.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
     asked = exchange.asked
     if asked is None or record.label != "ok":
         return

@@ -40,9 +40,9 @@ Key = tuple[str, str]
 class AnswerBook(Feature):
     """Answers that a provider keeps, by their ids."""
 
-    def __init__(self, store: Store, settler: WriteBehindQueue) -> None:
+    def __init__(self, store: Store, write_queue: WriteBehindQueue) -> None:
         self._store = store
-        self._settler = settler
+        self._write_queue = write_queue
         self._size = 0
         self._rows: OrderedDict[Key, AnswerRow] = OrderedDict()
         self._items: dict[Key, str] = {}
@@ -92,7 +92,7 @@ class AnswerBook(Feature):
     async def forget_answer(self, tenant: str, answer: str) -> None:
         self._drop((tenant, answer))
         try:
-            await self._settler.flush()
+            await self._write_queue.flush()
             await self._store.forget_answer(tenant, answer)
         except StoreError as error:
             log.warning("an answer could not be deleted from the store: %s", error)
@@ -141,8 +141,8 @@ class AnswerBook(Feature):
             return
         self._unwritten -= {(row.tenant, row.id) for row in rows}
         if not self._store.shared:
-            for row in rows if not self._settler.failing else ():
-                self._settler.put(row)
+            for row in rows if not self._write_queue.failing else ():
+                self._write_queue.put(row)
             return
         try:
             await self._store.record(rows)

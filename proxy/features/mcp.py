@@ -203,8 +203,10 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         if not runtime.store.keeps_content:
             return STORES_NOTHING, False
         try:
-            if not runtime.settler.failing:
-                await runtime.settler.flush()  # what was removed a moment ago is there to be found
+            if not runtime.write_queue.failing:
+                await (
+                    runtime.write_queue.flush()
+                )  # what was removed a moment ago is there to be found
             answer = await (self._recall if tool == "recall" else self._read)(call, counter)
         except StoreError:
             return UNAVAILABLE, True

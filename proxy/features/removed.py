@@ -143,7 +143,7 @@ async def blob(asked: ManagementRequest) -> Response:
 
 
 async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
-    waiting = asked.runtime.settler.original(tenant, ref)
+    waiting = asked.runtime.write_queue.original(tenant, ref)
     if waiting is not None:
         return waiting
     store = asked.store

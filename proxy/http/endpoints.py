@@ -645,7 +645,7 @@ class Probes:
             await self._runtime.store.ping()
         except StoreError as error:
             return f"unavailable: {type(error).__name__}"
-        return "failing" if self._runtime.settler.failing else "ok"
+        return "failing" if self._runtime.write_queue.failing else "ok"
 
     async def _upstream(self, upstream: UpstreamSettings) -> bool:
         base = upstream.address

@@ -114,8 +114,10 @@ class Management:
             most=route.most,
             shutdown=request.state.shutdown,
         )
-        if not runtime.settler.failing:
-            await runtime.settler.flush()  # what was answered a moment ago is there to be asked for
+        if not runtime.write_queue.failing:
+            await (
+                runtime.write_queue.flush()
+            )  # what was answered a moment ago is there to be asked for
         answer = await route.handler(asked)
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 

@@ -92,7 +92,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     transcripts: Transcripts
     conversations: Conversations
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     clock: Callable[[], float] = time.time
     readings: SharedReadings = msgspec.field(default_factory=SharedReadings)
     pages: Pages = msgspec.field(default_factory=Pages)
@@ -105,7 +105,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     )
 
     async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded = ["store"] if self.settler.failing else []
+        degraded = ["store"] if self.write_queue.failing else []
         span = asked.span
         try:
             at = span.now() if span.recorded else 0
@@ -223,7 +223,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             with contextlib.suppress(Exception):  # nobody may have been able to read the messages
                 body = without_marks(asked.request)
             return Plan(
-                body=body, degraded=("store", "plan") if self.settler.failing else ("plan",)
+                body=body, degraded=("store", "plan") if self.write_queue.failing else ("plan",)
             )
         decided = None
         refused = None
@@ -367,8 +367,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
         is_new_name = not thread.stored and thread.branch.name != thread.branch.conversation
         if not book.shared and not is_new_name:
-            if is_close and not self.settler.failing:
-                self.settler.put(arrival())
+            if is_close and not self.write_queue.failing:
+                self.write_queue.put(arrival())
             return True
         at = span.now()
         try:
@@ -632,7 +632,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
             request=request,
         )
-        if self.settler.failing:
+        if self.write_queue.failing:
             return None
         thread = recognized.thread
 
@@ -687,7 +687,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         async def commit() -> None:
             thread.apply(change, await self.store.commit(change))
 
-        if not self.settler.failing:
+        if not self.write_queue.failing:
             try:
                 await _to_its_end(commit())
             except StaleVersion as stale:
@@ -700,7 +700,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 log.error("a batch of edits could not be stored, it holds in memory: %s", error)
             else:
                 return True
-        self.settler.keep(change)
+        self.write_queue.keep(change)
         thread.apply(change, change.expected + 1)
         return False
 

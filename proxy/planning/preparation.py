@@ -121,7 +121,7 @@ class Preparation:
     """
 
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     workers: Workers
     readings: SharedReadings
     save: Callable[..., Awaitable[int | None]]
@@ -288,7 +288,9 @@ class Preparation:
         at = self.clock()
         branch = thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
+        await (
+            self.write_queue.flush()
+        )  # notes belong to a conversation, which may not be stored yet
         if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known = replace(thread.known, notes=())
             thread.has_notes = False
@@ -398,7 +400,7 @@ class Preparation:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared:
-            await self.settler.flush()  # what waits for a branch needs the branch to be stored
+            await self.write_queue.flush()  # what waits for a branch needs the branch to be stored
             await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, recognized: Recognized, prepared: Prepared | None) -> None:

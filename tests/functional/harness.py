@@ -85,7 +85,7 @@ class RunningWeir:
         async with asyncio.timeout(60):
             while self.runtime.telemetry.metrics.registry.get_sample_value("http_server_active_requests"):
                 await asyncio.sleep(0.002)
-            await self.runtime.settler.flush()
+            await self.runtime.write_queue.flush()
             while self.runtime.store._database._running:  # a transaction goes on in this loop, which a test may block
                 await asyncio.sleep(0.002)
 

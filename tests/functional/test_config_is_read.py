@@ -99,7 +99,7 @@ async def test_every_key_of_the_configuration_is_read_by_a_weir_that_serves(
             headers = {"authorization": "Bearer admin-0123456789"}
             async with session.get(f"{target.root}/weir/policies", headers=headers) as answer:
                 assert answer.status == 200
-            await runtime.settler.flush()
+            await runtime.write_queue.flush()
             async with session.get(f"{target.root}/readyz") as answer:
                 assert answer.status == 200
             async with session.get(f"{target.root}/weir/ui/login", headers={"origin": target.root}) as answer:

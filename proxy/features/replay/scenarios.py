@@ -142,17 +142,17 @@ class Managed(Scenario):
         # called the same
         self._tenant = blake2b(b"%d" % number, digest_size=16).hexdigest()
         self._calibration = Calibration()
-        self._settler = WriteBehindQueue(store, degraded=lambda _: None)
+        self._write_queue = WriteBehindQueue(store, degraded=lambda _: None)
         self._planner = Planner(
             transcripts=Transcripts(),
             conversations=Conversations(store, clock=self._clock),
             store=store,
-            settler=self._settler,
+            write_queue=self._write_queue,
             clock=self._clock,
         )
         self._preparation = Preparation(
             store=store,
-            settler=self._planner.settler,
+            write_queue=self._planner.write_queue,
             workers=self._planner.workers,
             readings=self._planner.readings,
             save=self._planner.save,
@@ -198,7 +198,7 @@ class Managed(Scenario):
 
     async def close(self) -> None:
         await self._preparation.close()
-        await self._settler.close()
+        await self._write_queue.close()
         if self._conversation is not None:
             row = await self._store.conversation(self._tenant, self._conversation)
             if row is not None:
