@@ -52,7 +52,8 @@ from proxy.features.mcp import McpServer
 from proxy.features.plugins import Plugin, Plugins
 from proxy.features.series import store_growth
 from proxy.http import admin, conversations
-from proxy.http.endpoints import METHODS, Api, Probes
+from proxy.http.api import METHODS, Api
+from proxy.http.probes import Probes
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
 from proxy.http.routes import OPENAPI, PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe

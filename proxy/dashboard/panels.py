@@ -24,7 +24,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.features.series import store_growth
 from proxy.features.usage import TAKEN_BY, beside_cost, usage_by
 from proxy.http import admin
-from proxy.http.endpoints import connects
+from proxy.http.probes import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.usage import By
 

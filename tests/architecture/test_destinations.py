@@ -51,9 +51,9 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
 @pytest.mark.requirement("P7")
 def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> None:
     """What Weir asks itself is asked by these alone; a route would have to be put here to go round the judgement."""
-    assert set(calls("by_weir")) == {"proxy/cli/evaluate.py", "proxy/exchange/replies.py", "proxy/http/endpoints.py"}
+    assert set(calls("by_weir")) == {"proxy/cli/evaluate.py", "proxy/exchange/replies.py", "proxy/http/models.py"}
     assert set(calls("for_managed")) == {"proxy/exchange/read.py"}
-    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/endpoints.py"}
+    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/relay.py"}
 
 
 @pytest.mark.requirement("P7", "S.10")

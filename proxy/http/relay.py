@@ -1,70 +1,48 @@
-"""What is asked for outside the management API: ``/v1``, Azure's spelling of it, and the probes.
-
-Chat completions are an exchange. ``GET /v1/models`` has the models of all upstreams that a key may
-use, in OpenAI's shape; one upstream that speaks OpenAI's protocol is simply relayed to a key that
-may use everything. Every other ``/v1/*``, of any method, is relayed untouched, streaming both ways.
-
-``/healthz``: the process is alive. ``/readyz``: store and at least one upstream reachable.
-``/metrics``.
-"""
+"""Requests that are relayed untouched, of any method, streaming both ways."""
 
 import asyncio
-import contextlib
-import json
 import logging
 import re
 import secrets
-import ssl
 import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     MutableMapping,
 )
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
-from urllib.parse import unquote, urlsplit
-
-from cachetools import TTLCache
-from starlette.requests import Request
-from starlette.responses import Response
+from urllib.parse import unquote
 
 from proxy.access.admission import admitted, without_grants
 from proxy.access.destination import (
-    MODELS_PATH,
     Caller,
     Destination,
     Route,
     admit,
-    by_weir,
     for_models,
     for_relay,
     is_decided_by_model,
     is_form,
-    route_of,
-    rule_for,
     unread,
     upstream_for,
 )
 from proxy.access.provider_ids import MAX_ANSWER, ids_in, is_judged, is_list
-from proxy.config.values import Config, UpstreamSettings
 from proxy.conversation.thread import name_from
 from proxy.errors import (
     Busy,
     LoopDetected,
-    NotFound,
     ProxyError,
     RequestTooLarge,
     UpstreamUnreachable,
 )
 from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.sinks import NO_POLICY, record_relayed
-from proxy.http.request import Counted, as_error, as_json
+from proxy.http.request import as_error
 from proxy.runtime import Runtime
 from proxy.store.records import StoreError
 from proxy.stream import (
@@ -282,8 +260,12 @@ class RelayedRequest:
             return _one(await self._own_only(answer, caller))
         remember = partial(self.runtime.provider_ids.remember, caller.tenant)
         if _is_json(answer):
-            return _told_whole(answer.chunks(), remember)
-        return _told_by_events(answer.chunks(), remember) if is_stream(answer) else answer.chunks()
+            return _remembered_whole(answer.chunks(), remember)
+        return (
+            _remembered_by_events(answer.chunks(), remember)
+            if is_stream(answer)
+            else answer.chunks()
+        )
 
     async def _own_only(self, answer: Answer, caller: Caller) -> bytes:
         try:
@@ -403,7 +385,7 @@ async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
 
 
-async def _told_whole(
+async def _remembered_whole(
     chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
 ) -> AsyncGenerator[bytes, None]:
     """A JSON answer, the last piece of which waits until it is known whose all of it is."""
@@ -419,7 +401,7 @@ async def _told_whole(
     yield last
 
 
-async def _told_by_events(
+async def _remembered_by_events(
     chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
 ) -> AsyncGenerator[bytes, None]:
     rest = b""
@@ -459,256 +441,3 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         size += len(part)
         if part:
             yield part
-
-
-PATIENCE = 5.0
-MAX_BODY = 4 * 1024 * 1024
-PATTERN = frozenset("*?[")
-NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
-VERSION = (b"anthropic-version", b"2023-06-01")
-"""Anthropic answers nobody who does not say it."""
-
-Entry = dict[str, Any]
-
-
-async def answer_models(
-    runtime: Runtime, scope: MutableMapping[str, Any], receive: Receive, send: Send, route: Route
-) -> None:
-    headers = scope["headers"]
-    try:
-        caller = admitted(scope, runtime.keyring, runtime.guesses, runtime.config)
-        looped = came_through(headers, runtime.instance)
-        body = None if looped else await _own(runtime, caller, headers, route)
-    except ProxyError as error:
-        runtime.telemetry.metrics.requests.labels(error.code, NO_POLICY).inc()
-        await as_error(error)(scope, receive, send)
-        return
-    if body is None:
-        await relay_untouched(runtime, scope, receive, send, route)
-        return
-    await as_json(body)(scope, receive, send)
-    about = LOG_CONTEXT.get()
-    request = about.request if about is not None else ""
-    runtime.telemetry.metrics.requests.labels("relayed", NO_POLICY).inc()
-    record_relayed(
-        runtime, caller, request=request, model="", status=200, outcome="relayed", usage=None
-    )
-
-
-async def _own(runtime: Runtime, caller: Caller, headers: Headers, route: Route) -> Entry | None:
-    config = runtime.config
-    upstreams = tuple(config.upstreams.values())
-    if route.model:
-        upstream = for_models(config, caller, route).upstream
-        if upstream.kind == "openai":
-            return None
-        if rule_for(config.models, route.model) is None:
-            raise NotFound(f"The model {route.model[:200]!r} is not known here.", param="model")
-        return _entry(upstream, route.model)
-    if len(upstreams) == 1 and upstreams[0].kind == "openai" and not caller.is_restricted:
-        return None
-    lists = await asyncio.gather(
-        *(_models_of(runtime, each, caller, headers) for each in upstreams)
-    )
-    found: dict[str, Entry] = {}
-    for upstream, entries in zip(upstreams, lists, strict=True):
-        for entry in entries:
-            name = entry["id"]
-            if (
-                name not in found
-                and caller.allows(name)
-                and upstream_for(config, name).name == upstream.name
-            ):
-                found[name] = entry
-    return {"object": "list", "data": list(found.values())}
-
-
-async def _models_of(
-    runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers
-) -> list[Entry]:
-    listed: list[Entry] = []
-    config = runtime.config
-    # A client's own key is for the upstream that its requests go to, and nobody else sees it.
-    if upstream.kind == "openai" and (
-        not upstream.passes_key or upstream is next(iter(config.upstreams.values()))
-    ):
-        with contextlib.suppress(
-            TimeoutError, ProxyError, StreamBroken, ValueError, RecursionError
-        ):
-            async with asyncio.timeout(PATIENCE):
-                listed = await _asked(runtime, upstream, caller, headers)
-    known = {entry["id"] for entry in listed}
-    return listed + [_entry(upstream, name) for name in _named(config, caller) if name not in known]
-
-
-async def _asked(
-    runtime: Runtime, upstream: UpstreamSettings, caller: Caller, headers: Headers
-) -> list[Entry]:
-    sent = [(name, value) for name, value in headers if name not in NOT_ASKED_WITH]
-    if upstream.credential == "x-api-key" and not any(name == VERSION[0] for name, _ in sent):
-        sent.append(VERSION)
-    destination = by_weir(upstream, caller, path=MODELS_PATH, model="")
-    answer = await runtime.upstreams.send(destination, method="GET", headers=sent, body=None)
-    try:
-        body = await answer.read(MAX_BODY)
-    finally:
-        answer.close()
-    value = json.loads(body) if answer.status == 200 else None
-    data = value.get("data") if isinstance(value, dict) else None
-    entries = [
-        each for each in data or () if isinstance(each, dict) and isinstance(each.get("id"), str)
-    ]
-    return [{**_entry(upstream, each["id"]), **each} for each in entries]
-
-
-def _named(config: Config, caller: Caller) -> Iterable[str]:
-    stated = (*(rule.match for rule in config.models), *caller.models)
-    return (name for name in dict.fromkeys(stated) if PATTERN.isdisjoint(name))
-
-
-def _entry(upstream: UpstreamSettings, name: str) -> Entry:
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": upstream.provider or upstream.name,
-    }
-
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-class Api:
-    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
-
-    def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
-        self._runtime = runtime
-        self._managed = managed
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        runtime = self._runtime
-        method = scope["method"]
-        route = route_of(method, scope["path"])
-        if route is None:
-            raise NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1.")
-        if route.kind in ("managed", "counted"):
-            await self._managed(runtime, scope, receive, send, route)
-            return
-        answers = answer_models if route.kind == "models" else relay_untouched
-        answer = partial(answers, runtime, route=route)
-        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(
-            scope, receive, send
-        )
-
-
-GOOD_FOR = 5.0
-MAX_UPSTREAMS = 1_000
-PROBE_PATIENCE = 2.0
-
-
-class Probes:
-    """Whether the process is alive, whether it is ready, and its metrics."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._reachable: TTLCache[str, bool] = TTLCache(MAX_UPSTREAMS, GOOD_FOR)
-        self._heard: set[str] = set()
-        self._asking: dict[str, asyncio.Task[bool]] = {}
-
-    async def healthz(self, _: Request) -> Response:
-        return as_json({"status": "ok"})
-
-    async def metrics(self, request: Request) -> Response:
-        accept = ",".join(request.headers.getlist("accept"))
-        page, kind = await asyncio.to_thread(self._runtime.telemetry.metrics.render, accept)
-        return Response(page, headers={"content-type": kind})
-
-    async def readyz(self, request: Request) -> Response:
-        draining = request.state.shutdown.draining.is_set()
-        store = await self._store()
-        upstreams = await asyncio.gather(
-            *(self._upstream(u) for u in self._runtime.config.upstreams.values())
-        )
-        names = self._runtime.config.upstreams
-        ready = not draining and store == "ok" and any(upstreams)
-        state = {
-            "status": "ready" if ready else "draining" if draining else "not ready",
-            "store": store,
-            "upstreams": {
-                n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)
-            },
-        }
-        return as_json(state, status=200 if ready else 503)
-
-    async def _store(self) -> str:
-        try:
-            await self._runtime.store.ping()
-        except StoreError as error:
-            return f"unavailable: {type(error).__name__}"
-        return "failing" if self._runtime.write_queue.failing else "ok"
-
-    async def _upstream(self, upstream: UpstreamSettings) -> bool:
-        base = upstream.address
-        if not base:
-            return True
-        known = self._reachable.get(base)
-        if known is not None:
-            return known
-        asking = self._asking.get(base)
-        # whoever asks meanwhile waits for the same answer: no key is needed to ask
-        if asking is None:
-            asking = self._asking[base] = asyncio.create_task(self._probe(base))
-            asking.add_done_callback(lambda _: self._asking.pop(base, None))
-        return await asyncio.shield(asking)
-
-    async def _probe(self, base: str) -> bool:
-        answers = await _answers(base)
-        if answers:
-            self._heard.add(base)
-        up = answers or (answers is False and base not in self._heard)
-        self._reachable[base] = up
-        return up
-
-
-async def connects(base: str) -> bool:
-    return await _answers(base) is not None
-
-
-async def _answers(base: str) -> bool | None:
-    """Whether an upstream answers anything at all, None where nobody listens.
-
-    One that is frozen still has its connections accepted for it; one that never answered such a
-    question may only know no better.
-    """
-    parts = urlsplit(base)
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    told = None
-    try:
-        async with asyncio.timeout(PROBE_PATIENCE):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, port, ssl=_handshake() if secure else None
-            )
-            told = secure
-            try:
-                host = parts.netloc.rpartition("@")[2]
-                asked = (
-                    f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection:"
-                    " close\r\n\r\n"
-                )
-                if not secure:
-                    writer.write(asked.encode())
-                    told = bool(await reader.read(1))
-            finally:
-                writer.transport.abort()
-    except (OSError, TimeoutError):
-        pass
-    return told
-
-
-@cache
-def _handshake() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
