@@ -286,7 +286,7 @@ async def running(
         await runtime.features.close()
         await runtime.upstreams.close()
         await runtime.write_queue.close()
-        await runtime.windows.save()
+        await runtime.limits_resolver.save()
         if runtime.admission.shared is not None:
             await runtime.admission.shared.settle()
         await store.close()
@@ -326,15 +326,15 @@ async def _assemble(
     await tokenizer.counter("o200k_base").load()
     metrics = telemetry.metrics
     alerts = Alerts(client, config.telemetry.alerts, metrics)
-    told = {"stored": alerts.emit_stored} if store.shared else {}
+    callbacks = {"stored": alerts.emit_stored} if store.shared else {}
     write_queue = WriteBehindQueue(
-        store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told
+        store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **callbacks
     )
     learned = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(
+    limits_resolver = ModelLimitsResolver(
         registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn
     )
-    windows.follow(await store.calibrations())
+    limits_resolver.follow(await store.calibrations())
     conversations = Conversations(store)
     write_queue.overtaken = conversations.distrust if store.shared else write_queue.overtaken
     planner = Planner(
@@ -358,11 +358,11 @@ async def _assemble(
         ),
         secret=secret,
         registry=registry,
-        windows=windows,
+        limits_resolver=limits_resolver,
         tokenizer=tokenizer,
         planner=planner,
         preparation=_preparation(
-            planner, told=lambda result: metrics.preparations.labels(result).inc()
+            planner, happened=lambda result: metrics.preparations.labels(result).inc()
         ),
         health=health,
         summarizer=Summarizer(store=store),
@@ -382,14 +382,14 @@ async def _assemble(
     return runtime
 
 
-def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
+def _preparation(planner: Planner, happened: Callable[[str], None]) -> Preparation:
     return Preparation(
         store=planner.store,
         write_queue=planner.write_queue,
         workers=planner.workers,
         readings=planner.readings,
         save=planner.save,
-        happened=told,
+        happened=happened,
         clock=planner.clock,
     )
 
@@ -418,7 +418,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
 def _watch(runtime: Runtime) -> None:
     loop = asyncio.get_running_loop()
     metrics = runtime.telemetry.metrics
-    metrics.unauthorised.watch(lambda: dict(runtime.guesses.counted))
+    metrics.unauthorised.watch(lambda: dict(runtime.auth_throttle.counted))
     metrics.health.watch(runtime.health.read)
     metrics.store_waiting.watch(runtime.write_queue.waiting)
     metrics.store_size.watch(lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
@@ -429,7 +429,7 @@ def _watch(runtime: Runtime) -> None:
     metrics.connections.watch(partial(_connections, runtime))
     keep_little()
     metrics.windows_learned.watch(
-        lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())}
+        lambda: {(): sum(row.kind == TOKENS for row in runtime.limits_resolver.learned())}
     )
     _begin_counting(metrics, runtime.config)
 
@@ -487,10 +487,10 @@ async def _tend(runtime: Runtime) -> None:
             runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)
-            await runtime.windows.save()
+            await runtime.limits_resolver.save()
             if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
                 followed = time.monotonic()
-                runtime.windows.follow(await store.calibrations(), await store.limits())
+                runtime.limits_resolver.follow(await store.calibrations(), await store.limits())
             if time.monotonic() - sized >= SIZE_KEPT_EVERY:
                 sized = time.monotonic()
                 await store.keep_size(clock())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cachetools import TTLCache
 
 from policies.settings import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses, Keyring, tenant_source
+from proxy.access.admission import Admission, AuthThrottle, Keyring, tenant_source
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
@@ -40,7 +40,7 @@ class Runtime:
     keyring: Keyring
     secret: bytes = field(repr=False)
     registry: ModelRegistry
-    windows: ModelLimitsResolver
+    limits_resolver: ModelLimitsResolver
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
@@ -53,7 +53,7 @@ class Runtime:
     telemetry: Telemetry
     instance: str
     admission: Admission
-    guesses: Guesses = field(default_factory=Guesses)
+    auth_throttle: AuthThrottle = field(default_factory=AuthThrottle)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
     features: Features = field(default_factory=Features)

@@ -464,7 +464,7 @@ class _Guesser:
 
 
 @dataclass(slots=True)
-class Guesses:
+class AuthThrottle:
     """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same
     address.
     """
@@ -526,11 +526,11 @@ GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 
-def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -> Caller:
+def admitted(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle, config: Config) -> Caller:
     """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would
     pay for.
     """
-    caller = identify(scope, keyring, guesses)
+    caller = identify(scope, keyring, auth_throttle)
     if has_own_key(scope, caller, config):
         return caller
     headers = _decoded(scope["headers"], LOOKED_AT)
@@ -544,7 +544,7 @@ def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -
     return caller
 
 
-def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
+def identify(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle) -> Caller:
     """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an
     address.
     """
@@ -555,7 +555,7 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
     except ExpiredAPIKey:
         raise
     except InvalidAPIKey as error:
-        raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
+        raise auth_throttle.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
 def refuse_foreign_pages(

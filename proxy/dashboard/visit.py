@@ -144,7 +144,9 @@ class Sessions(msgspec.Struct, frozen=True):
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
         keyring = self.runtime.keyring
         said = [each for each in scope["headers"] if each[0] == keyring.header]
-        caller = identify({**scope, "headers": [header, *said]}, keyring, self.runtime.guesses)
+        caller = identify(
+            {**scope, "headers": [header, *said]}, keyring, self.runtime.auth_throttle
+        )
         return Session.begun("caller", now=now, caller=caller)
 
     def token(self, session: Session) -> str:
@@ -158,8 +160,8 @@ class Sessions(msgspec.Struct, frozen=True):
             )
 
     def _is_encrypted(self, request: Request) -> bool:
-        told = request.headers.get("x-forwarded-proto", "")
-        if request.scope["scheme"] == "https" or told.split(",")[0].strip() == "https":
+        scheme = request.headers.get("x-forwarded-proto", "")
+        if request.scope["scheme"] == "https" or scheme.split(",")[0].strip() == "https":
             return True
         origin = request.headers.get("origin", "").lower()
         return origin.startswith("https://") and origin == self.runtime.config.public_origin

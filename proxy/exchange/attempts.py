@@ -60,7 +60,7 @@ class Attempts(msgspec.Struct):
     """
 
     upstreams: Upstreams
-    windows: ModelLimitsResolver
+    limits_resolver: ModelLimitsResolver
     metrics: Metrics
     request: ClientRequest
     destination: Destination
@@ -244,7 +244,7 @@ class Attempts(msgspec.Struct):
         if self.policy is None or self.policy.observes or recognized is None or decision is None:
             return plan.body
         limits = recognized.limits
-        if not self.windows.knows(limits.scope, COUNTED_IN):
+        if not self.limits_resolver.knows(limits.scope, COUNTED_IN):
             return plan.body
         used = math.ceil(decision.after * (1 + limits.budget.margin))
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body

@@ -1,4 +1,4 @@
-"""One exchange as far as it has come, and what its client is told of it in headers."""
+"""One exchange as far as it has come, and the headers that say so to its client."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +30,15 @@ CUT_OFF = frozenset({CLIENT_LEFT, BROKE_OFF})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of whom, and what is to be planned of it; ``asked`` is None for a request that
-    is not managed.
+    """A request that was read.
 
-    ``client`` is what came, ``chat`` the whole that it stands for. ``compacts``: it has its history
-    compacted and nothing else, which Weir may do.
+    Attributes:
+        client: what was received, ``chat`` the whole conversation that it goes on with.
+        destination: which upstream it is for.
+        held: what the provider holds of the conversation.
+        asked: what is to be planned; None for a request that is not managed.
+        replies: what replies to the plan's effects, and says what that took.
+        compacts: whether it only has its history compacted, which Weir may do.
     """
 
     client: ClientRequest
@@ -49,11 +53,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange(msgspec.Struct):
     """One exchange as far as it has come; None is what it has not come to, or never did.
 
-    ``seen`` is what the client was told, all rounds together; ``degraded`` what went wrong behind
-    the plan; ``since`` is when a body that waited for room would have been there without
-    (``time.monotonic``); ``compacted`` says that the answer is a compaction of Weir's, ``observed``
-    that the policy only plans; ``ignored`` names headers that asked for what their key may not ask
-    for.
+    Attributes:
+        started: when it began (``time.perf_counter``), ``ready`` when its plan could be sent.
+        since: when a body that waited for room would have been there without (``time.monotonic``).
+        observed: whether the policy only plans.
+        ignored: headers of the client's that its key may not send.
+        seen: what the client received, all rounds together.
+        recalls: calls of the recall tool that were answered.
+        refusal: why the request was refused as too long, in figures.
+        listener: what reads the answer on its way, where later requests may name what is in it.
+        degraded: what went wrong, besides what the plan says.
+        compacted: whether the answer is a compaction that Weir has made.
     """
 
     id: str
@@ -173,14 +183,14 @@ class Exchange(msgspec.Struct):
             return None
         written = messages_in(bytes(seen.sample), asked.request.codec)
         counts = [asked.counter.count(text) for message in written for text in texts_of(message)]
-        told = seen.usage or NO_USAGE
+        reported = seen.usage or NO_USAGE
         written_tokens = round(sum(counts) * seen.size / max(1, len(seen.sample)))
         return msgspec.structs.replace(
-            told,
+            reported,
             prompt=recognized.limits.budget.estimate(self.plan.sent)
-            if told.prompt is None
-            else told.prompt,
-            completion=max(written_tokens, told.completion or 0),
+            if reported.prompt is None
+            else reported.prompt,
+            completion=max(written_tokens, reported.completion or 0),
             estimated=True,
         )
 
@@ -290,8 +300,8 @@ class Exchange(msgspec.Struct):
             )
         if sent is not None:
             about = b"~" if recognized is not None and recognized.sampled else b""
-            told = (about, sent.before, about, sent.after, sent.limit)
-            headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % told))
+            tokens = (about, sent.before, about, sent.after, sent.limit)
+            headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % tokens))
             headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
         headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
         return headers

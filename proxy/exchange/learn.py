@@ -33,15 +33,17 @@ def learn_from_exchange(runtime: Runtime, exchange: Exchange) -> None:
     planner = runtime.planner
     plan = exchange.plan
     if accepted:
-        learn_loads_passed(runtime.windows, planner.scales, plan, asked.request)
+        learn_loads_passed(runtime.limits_resolver, planner.scales, plan, asked.request)
     usage = attempts.rounds[0] if attempts.rounds else exchange.seen.usage
     if usage is not None and learn_from_answer(
-        runtime.windows, planner.transcripts, plan, asked, usage=usage, accepted=accepted
+        runtime.limits_resolver, planner.transcripts, plan, asked, usage=usage, accepted=accepted
     ):
         attempts.overflows += 1
 
 
-def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan) -> int | None:
+def learn_from_error(
+    limits_resolver: ModelLimitsResolver, verdict: Verdict, plan: Plan
+) -> int | None:
     """Learn from an overflow; the window that it named where that holds for this request only,
     tokens.
     """
@@ -51,21 +53,21 @@ def learn_from_error(windows: ModelLimitsResolver, verdict: Verdict, plan: Plan)
     known = recognized.limits
     is_counted = not (recognized.has_media or recognized.sampled)
     if verdict.kind is Kind.COMPLETION:
-        windows.know(known.scope, COUNTED_IN)
+        limits_resolver.know(known.scope, COUNTED_IN)
     limit = plausible_limit(verdict)
     doubted = None
-    is_within = limit == known.budget.window and not windows.knows(known.scope, TOKENS)
+    is_within = limit == known.budget.window and not limits_resolver.knows(known.scope, TOKENS)
     if limit is not None:  # a repeat that was planned within it is not another that names it
-        doubted = limit if is_within or not windows.learn(known.scope, limit) else None
+        doubted = limit if is_within or not limits_resolver.learn(known.scope, limit) else None
     elif verdict.prompt is not None or is_counted:
-        windows.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
+        limits_resolver.refused(known.scope, verdict.prompt or known.budget.estimate(plan.sent))
     if verdict.prompt is not None and not verdict.at_least and is_counted:
-        windows.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
+        limits_resolver.calibrate(known.counted, estimated=plan.sent, reported=verdict.prompt)
     return doubted
 
 
 def learn_load(
-    windows: ModelLimitsResolver,
+    limits_resolver: ModelLimitsResolver,
     scales: Scales,
     verdict: Verdict,
     plan: Plan,
@@ -78,9 +80,9 @@ def learn_load(
     scope = recognized.limits.scope
     kind = verdict.kind.value
     if verdict.limit is not None:
-        windows.learn(scope, verdict.limit, kind)
+        limits_resolver.learn(scope, verdict.limit, kind)
     else:
-        windows.refused(scope, load_of(kind, scales, plan, request), kind)
+        limits_resolver.refused(scope, load_of(kind, scales, plan, request), kind)
 
 
 def load_of(kind: str, scales: Scales, plan: Plan, request: ClientRequest) -> int:
@@ -92,7 +94,7 @@ def load_of(kind: str, scales: Scales, plan: Plan, request: ClientRequest) -> in
 
 
 def learn_loads_passed(
-    windows: ModelLimitsResolver, scales: Scales, plan: Plan, request: ClientRequest
+    limits_resolver: ModelLimitsResolver, scales: Scales, plan: Plan, request: ClientRequest
 ) -> None:
     """Note what an upstream has taken of each kind of which it is known to take only so much."""
     if plan.recognized is None:
@@ -100,11 +102,11 @@ def learn_loads_passed(
     for kind in plan.recognized.limits.most:
         if kind not in SIZES:
             amount = load_of(kind, scales, plan, request)
-            windows.limits.passed(plan.recognized.limits.scope, amount, kind=kind)
+            limits_resolver.limits.passed(plan.recognized.limits.scope, amount, kind=kind)
 
 
 def learn_from_answer(
-    windows: ModelLimitsResolver,
+    limits_resolver: ModelLimitsResolver,
     transcripts: Transcripts,
     plan: Plan,
     asked: PlanRequest,
@@ -122,9 +124,9 @@ def learn_from_answer(
     known = recognized.limits
     has_media = recognized.has_media
     is_counted = not (has_media or recognized.sampled)
-    if accepted and is_counted and windows.is_too_little(known, plan.sent, prompt):
+    if accepted and is_counted and limits_resolver.is_too_little(known, plan.sent, prompt):
         if bytes(asked.request.fields.get("truncation", b"")) == b'"auto"':
-            windows.refused(known.scope, known.budget.estimate(plan.sent))
+            limits_resolver.refused(known.scope, known.budget.estimate(plan.sent))
             return True
         new = _new_tokens(plan, recognized, usage)
         window = None if new is None else cut_at(prompt, new=new)
@@ -138,13 +140,13 @@ def learn_from_answer(
                 known.budget.estimate(plan.sent),
                 window,
             )
-            windows.learn_cut(known.scope, window, counted=known.counted)
+            limits_resolver.learn_cut(known.scope, window, counted=known.counted)
             return True
     recognized.thread.still = None
     if accepted:
-        windows.limits.passed(known.scope, prompt)
+        limits_resolver.limits.passed(known.scope, prompt)
     if is_counted:
-        windows.calibrate(known.counted, estimated=plan.sent, reported=prompt)
+        limits_resolver.calibrate(known.counted, estimated=plan.sent, reported=prompt)
     elif has_media and plan.body is asked.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
         transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)

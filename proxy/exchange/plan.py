@@ -109,7 +109,7 @@ async def plan_lighter(
     if asked is None or asked.settings.observes:
         return None
     planner = runtime.planner
-    learn_load(runtime.windows, planner.scales, verdict, plan, asked.request)
+    learn_load(runtime.limits_resolver, planner.scales, verdict, plan, asked.request)
     with exchange.trace.plan() as asked.span:
         lighter = await planner.lighter(asked, plan)
         if lighter is None:
@@ -135,7 +135,7 @@ async def plan_without_reasoning(
     if verdict.kind is Kind.CHANGED and asked.drops_unbound:
         return None  # a loop has to begin with its thinking
     if verdict.kind is Kind.BINDING:
-        runtime.windows.know(recognized.limits.scope, BINDING)
+        runtime.limits_resolver.know(recognized.limits.scope, BINDING)
     transcript = replace(recognized.transcript, binds=not asked.drops_unbound)
     recognized = msgspec.structs.replace(recognized, transcript=transcript)
     return await runtime.planner.first(asked, recognized)

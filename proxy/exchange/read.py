@@ -192,7 +192,7 @@ def request_for(
         binds=chat.codec is MESSAGES
         and (
             binds_reasoning(chat.model)
-            or runtime.windows.binds(chat.model, upstream=upstream, caller=caller)
+            or runtime.limits_resolver.binds(chat.model, upstream=upstream, caller=caller)
         ),
         follows=bool(held.chain),
         id=exchange.id,
@@ -247,7 +247,7 @@ def _limits_of(
     exact: bool,
 ) -> ResolveLimits:
     return partial(
-        runtime.windows.resolve_limits,
+        runtime.limits_resolver.resolve_limits,
         model,
         settings=settings,
         upstream=destination.upstream,

@@ -159,7 +159,7 @@ def _events(runtime: Runtime, exchange: Exchange, ending: Ending | None) -> tupl
     drift = (
         None
         if plan.recognized is None
-        else runtime.windows.take_drift(plan.recognized.limits.counted)
+        else runtime.limits_resolver.take_drift(plan.recognized.limits.counted)
     )
     if drift is None:
         return events

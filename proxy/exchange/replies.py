@@ -71,20 +71,20 @@ class Replies(EffectHandler):
         with self.trace.summarizer(
             model, *service_at(upstream.address, upstream.name, upstream.provider)
         ) as span:
-            told = await self.runtime.summarizer.ask(
+            summary = await self.runtime.summarizer.ask(
                 effect,
                 terms=terms,
                 send=partial(self._post, destination, named, span),
                 waits=waits,
             )
-            dollars = self._cost(model, told.usage)
-            span.summary(purpose=effect.purpose, source=told.source, dollars=dollars)
-            if told.usage is not None:
-                span.usage(told.usage)
-            if told.result != "ok":
-                span.fail(told.result)
-        self._count(told, terms, dollars)
-        return told.reply
+            dollars = self._cost(model, summary.usage)
+            span.summary(purpose=effect.purpose, source=summary.source, dollars=dollars)
+            if summary.usage is not None:
+                span.usage(summary.usage)
+            if summary.result != "ok":
+                span.fail(summary.result)
+        self._count(summary, terms, dollars)
+        return summary.reply
 
     def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
         upstream = upstream_for(self.runtime.config, model)
@@ -141,25 +141,25 @@ class Replies(EffectHandler):
         prices = prices_of(model, self.runtime.registry.facts(model, settings=self.settings))
         return None if prices is None else cost_of(prices, usage)
 
-    def _count(self, told: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
-        usage = told.usage or NO_USAGE
+    def _count(self, summary: SummaryResult, terms: SummarizerTerms, dollars: float | None) -> None:
+        usage = summary.usage or NO_USAGE
         metrics = self.runtime.telemetry.metrics
         asked = usage.prompt or 0
         answered = usage.completion or 0
         cached = usage.cached or 0
         self.spent += Spent(
-            calls=int(told.source == "asked"),
-            shared=int(told.source == "shared"),
-            kept=int(told.source == "kept"),
+            calls=int(summary.source == "asked"),
+            shared=int(summary.source == "shared"),
+            kept=int(summary.source == "kept"),
             asked=asked,
             answered=answered,
             cached=cached,
-            seconds=told.seconds,
+            seconds=summary.seconds,
             dollars=dollars or 0.0,
         )
-        result = told.source if told.source in ("kept", "shared") else told.result
+        result = summary.source if summary.source in ("kept", "shared") else summary.result
         metrics.summarizer_calls.labels(result).inc()
-        if told.source != "asked":
+        if summary.source != "asked":
             return
         for kind, tokens in (("asked", asked), ("cached", cached), ("answered", answered)):
             metrics.summarizer_tokens.labels(kind).inc(tokens)
@@ -169,8 +169,8 @@ class Replies(EffectHandler):
             ModelCall(
                 provider=terms.upstream,
                 model=terms.model,
-                seconds=told.seconds,
-                error="" if told.result == "ok" else told.result,
+                seconds=summary.seconds,
+                error="" if summary.result == "ok" else summary.result,
                 usage=usage,
             )
         )

@@ -193,7 +193,7 @@ class ExchangeHandler:
             raise LoopDetected(
                 "This request has come through this proxy before: an upstream points back at it."
             )
-        return admitted(self.scope, runtime.keyring, runtime.guesses, runtime.config)
+        return admitted(self.scope, runtime.keyring, runtime.auth_throttle, runtime.config)
 
     def _stop(self) -> None:
         if not self.relay.stop() and self.task is not None:

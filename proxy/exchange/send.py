@@ -29,7 +29,7 @@ def attempts_for(runtime: Runtime, exchange: Exchange, request: Request) -> Atte
         settings = request.asked.settings
     exchange.attempts = Attempts(
         runtime.upstreams,
-        runtime.windows,
+        runtime.limits_resolver,
         runtime.telemetry.metrics,
         request.chat,
         request.destination,
@@ -84,7 +84,7 @@ async def send_plan(
         if asked.settings.observes:
             return received, body
         attempts.overflows += 1
-        window = learn_from_error(runtime.windows, verdict, plan)
+        window = learn_from_error(runtime.limits_resolver, verdict, plan)
         attempt = attempts.retries + 1
         if attempt > MAX_RETRIES:
             return received, body

@@ -43,23 +43,25 @@ async def conversation_audit(asked: ManagementRequest) -> Json:
     row = await asked.conversation()
     evicted, seen = (None, None) if given is None else (given[:4], given[4:])
     rows = list[EvictionRow]()
-    told = list[AuditRow]()
+    events = list[AuditRow]()
     if evicted is None or evicted[1]:
         rows = await asked.store.evictions(
             row.tenant, conversation=row, limit=limit + 1, after=evicted
         )
     if seen is None or seen[0]:
-        told = await asked.store.audit(row.tenant, conversation=row.id, limit=limit + 1, after=seen)
+        events = await asked.store.audit(
+            row.tenant, conversation=row.id, limit=limit + 1, after=seen
+        )
     following = None
-    if len(rows) > limit or len(told) > limit:
+    if len(rows) > limit or len(events) > limit:
         last = rows[limit - 1] if len(rows) > limit else None
         place = ENDED if last is None else (last.at, last.branch, last.version, last.position)
-        following = cursor_of((*place, told[limit - 1].seq if len(told) > limit else 0))
+        following = cursor_of((*place, events[limit - 1].seq if len(events) > limit else 0))
     return {
         "data": [
             fields_of(each, ref=each.digest.hex()[:12], freed=each.freed) for each in rows[:limit]
         ],
-        "events": [_audited(each) for each in told[:limit]],
+        "events": [_audited(each) for each in events[:limit]],
         "next": following,
     }
 

@@ -36,11 +36,11 @@ from proxy.features.recall.archive import (
     RecallAnswer,
     SearchResult,
     covered_by,
+    format_found,
+    format_page,
+    format_problem,
     past_of,
     rank,
-    tell_found,
-    tell_page,
-    tell_problem,
     terms_of,
 )
 from proxy.features.recall.tool import RecallCall, call_of
@@ -116,7 +116,7 @@ class McpServer:
             raise Forbidden(
                 "The admin token reads no originals: send the key of the caller that sent them."
             )
-        return identify(scope, self._runtime.keyring, self._runtime.guesses)
+        return identify(scope, self._runtime.keyring, self._runtime.auth_throttle)
 
 
 def _named(scope: Scope) -> str | None:
@@ -199,7 +199,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
             return f"[recall: there is no tool {tool[:64]!r}: there are recall and read.]", True
         if (tool == "recall" and not call.query) or (tool == "read" and not call.ref):
             problem = "Give query." if tool == "recall" else "Give ref."
-            return tell_problem(problem, counter).text, True
+            return format_problem(problem, counter).text, True
         if not runtime.store.keeps_content:
             return STORES_NOTHING, False
         try:
@@ -228,7 +228,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         hits = await asyncio.to_thread(rank, terms, [past.text for past in found])
         hits = sorted(hits, key=lambda hit: found[hit.index].conversation != found[-1].conversation)
         result = SearchResult(tuple(found), tuple(hits), terms)
-        return await asyncio.to_thread(tell_found, result, room=RECALL_TOKENS, counter=counter)
+        return await asyncio.to_thread(format_found, result, room=RECALL_TOKENS, counter=counter)
 
     async def _placed(self, rows: Sequence[Original]) -> list[Past]:
         """The texts with their conversations, those of the conversation that was used last at the
@@ -261,7 +261,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
         if past is None:
             return _answer(UNKNOWN, counter)
         return await asyncio.to_thread(
-            tell_page, past, call.cursor, room=RECALL_TOKENS, counter=counter
+            format_page, past, call.cursor, room=RECALL_TOKENS, counter=counter
         )
 
 

@@ -260,7 +260,7 @@ async def config(asked: ManagementRequest) -> Json:
 async def windows(asked: ManagementRequest) -> Json:
     """The limits that upstreams have taught this process, and that still hold."""
     wanted = asked.limit(), asked.after(str, str)
-    rows = sorted(asked.runtime.windows.learned(), key=lambda row: (row.scope, row.kind))
+    rows = sorted(asked.runtime.limits_resolver.learned(), key=lambda row: (row.scope, row.kind))
     return page_of_whole(rows, wanted, fields_of, lambda row: (row.scope, row.kind))
 
 
@@ -275,8 +275,8 @@ async def forget_window(asked: ManagementRequest) -> Json:
         raise InvalidRequest(
             "scope must be that of a learned window, as their list has it.", param="scope"
         )
-    is_known = any(row.scope == scope for row in asked.runtime.windows.learned())
-    asked.runtime.windows.forget(scope)
+    is_known = any(row.scope == scope for row in asked.runtime.limits_resolver.learned())
+    asked.runtime.limits_resolver.forget(scope)
     if not await asked.store.forget_limit(scope) and not is_known:
         raise NotFound(f"No window was learned of {scope[:80]!r}.")
     return {"forgotten": scope}

@@ -61,8 +61,8 @@ def _pressure(last: ExchangeRow) -> Json:
 
 
 def _window_status(last: ExchangeRow) -> str:
-    told = last.detail.get("status")
-    return told if isinstance(told, str) else STATUSES.get(last.zone, "active")
+    status = last.detail.get("status")
+    return status if isinstance(status, str) else STATUSES.get(last.zone, "active")
 
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Json:

@@ -54,7 +54,7 @@ async def answer_models(
 ) -> None:
     headers = scope["headers"]
     try:
-        caller = admitted(scope, runtime.keyring, runtime.guesses, runtime.config)
+        caller = admitted(scope, runtime.keyring, runtime.auth_throttle, runtime.config)
         looped = came_through(headers, runtime.instance)
         body = None if looped else await _own(runtime, caller, headers, route)
     except ProxyError as error:

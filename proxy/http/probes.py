@@ -99,27 +99,27 @@ async def _answers(base: str) -> bool | None:
     parts = urlsplit(base)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    told = None
+    answers = None
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
             reader, writer = await asyncio.open_connection(
                 parts.hostname, port, ssl=_handshake() if secure else None
             )
-            told = secure
+            answers = secure
             try:
                 host = parts.netloc.rpartition("@")[2]
-                asked = (
+                question = (
                     f"HEAD {parts.path or '/'} HTTP/1.1\r\nHost: {host}\r\nConnection:"
                     " close\r\n\r\n"
                 )
                 if not secure:
-                    writer.write(asked.encode())
-                    told = bool(await reader.read(1))
+                    writer.write(question.encode())
+                    answers = bool(await reader.read(1))
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError):
         pass
-    return told
+    return answers
 
 
 @cache

@@ -141,7 +141,7 @@ class RelayedRequest:
             )
         config = runtime.config
         self.caller = caller = admitted(
-            self.scope, runtime.keyring, runtime.guesses, runtime.config
+            self.scope, runtime.keyring, runtime.auth_throttle, runtime.config
         )
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):

@@ -103,7 +103,11 @@ class Management:
         caller = self._caller(request, headers)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
-            raise error if caller.name is not None else runtime.guesses.answer(request.scope, error)
+            raise (
+                error
+                if caller.name is not None
+                else runtime.auth_throttle.answer(request.scope, error)
+            )
         asked = ManagementRequest(
             runtime=runtime,
             tenant=None if caller is None else caller.tenant,
@@ -149,7 +153,7 @@ class Management:
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return identify(request.scope, self._runtime.keyring, self._runtime.guesses)
+        return identify(request.scope, self._runtime.keyring, self._runtime.auth_throttle)
 
 
 def _nothing_at(path: list[str]) -> NotFound:

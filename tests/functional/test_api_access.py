@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from proxy.access.admission import Guesses, same_secret
+from proxy.access.admission import AuthThrottle, same_secret
 from proxy.app import ROUTES
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
@@ -90,7 +90,7 @@ async def test_every_route_asks_for_a_key_and_for_the_right_one(keyed: Api) -> N
             wanted |= {MINE: 403, THEIRS: 403}
         if route.asker == "caller":
             wanted |= {ADMIN: 403}
-        keyed.target.runtime.guesses = Guesses()
+        keyed.target.runtime.auth_throttle = AuthThrottle()
         for key, status in wanted.items():
             path = asked(route) + ("?q=x" if route.pattern == "search" else "")
             answer = await keyed.ask(route.method, path, body_of(route), key=key)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from proxy.access.admission import MAX_WRONG, Guesses
+from proxy.access.admission import MAX_WRONG, AuthThrottle
 from proxy.app import ROUTES
 from proxy.features.series import METRICS, OPERATORS_METRICS
 from proxy.http.routes import PREFIX
@@ -158,7 +158,7 @@ async def watched(ask: Any, api: Api, contract: Contract) -> None:
     ) as told:
         assert told.headers["content-type"].startswith("text/event-stream")
     contract.seen.add(("GET", f"{PREFIX}live", 200))
-    limits, scope = api.target.runtime.windows, "http://x:1 - m"
+    limits, scope = api.target.runtime.limits_resolver, "http://x:1 - m"
     await api.target.runtime.store.learn(limits=[LimitRow(scope=scope, limit=4096, seen=1, expires=9e9)])
     limits.follow([], await api.target.runtime.store.limits())
     assert [row["scope"] for row in (await ask("GET", "windows", key=ADMIN))["data"]] == [scope]
@@ -169,7 +169,7 @@ async def watched(ask: Any, api: Api, contract: Contract) -> None:
 async def errors(api: Api, contract: Contract) -> None:
     """Every refusal of every route, each as the document says."""
     for route in ROUTES:
-        api.target.runtime.guesses = Guesses()
+        api.target.runtime.auth_throttle = AuthThrottle()
         path = filled(route.pattern, id="nobody", name="none")
         wrong = await api.ask(route.method, f"{path}?nonsense=1", key=ADMIN if route.asker == "operator" else "sk-test")
         assert wrong.status_code == 400

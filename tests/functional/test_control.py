@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.access.admission import Guesses
+from proxy.access.admission import AuthThrottle
 from proxy.app import ROUTES
 from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
 from tests.functional.harness import ALONE, COUNTER, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk, weir
@@ -65,7 +65,7 @@ async def test_without_a_known_key_nothing_is_told(tmp_path: Path) -> None:
         ):
             api = Api(target, simulator, http, tmp_path)
             for route in (each for each in ROUTES if each.asker != "anyone"):
-                target.runtime.guesses = Guesses()
+                target.runtime.auth_throttle = AuthThrottle()
                 for key in (None, "sk-nobody", ADMIN + "x"):
                     error = await api.refused(401, route.method, filled(route.pattern), key=key)
                     assert error["code"] == "invalid_api_key"

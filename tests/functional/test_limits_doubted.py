@@ -49,7 +49,7 @@ class Router:
 
 
 def windows_of(runtime: Runtime) -> list[int]:
-    return [row.limit for row in runtime.windows.learned() if row.kind == "tokens"]
+    return [row.limit for row in runtime.limits_resolver.learned() if row.kind == "tokens"]
 
 
 async def read_parts(talk: Talk, steps: int, *, words: int = 400) -> None:
@@ -75,7 +75,7 @@ async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path
     router = Router("chat", {20, 22})
     async with scripted(router) as upstream, weir(upstream.base_url, tmp_path / "w.db", window=WIDE) as target:
         at = [1_000_000.0]
-        target.runtime.windows.clock = lambda: at[0]
+        target.runtime.limits_resolver.clock = lambda: at[0]
         for number in range(2):
             talk = Talk(target, "chat", first=f"Read all parts, {number}.")
             talk.says(prose(8_000, seed=number))
@@ -102,7 +102,7 @@ async def test_a_window_below_what_passes_now_does_not_hold_any_more() -> None:
         first = Talk(target, "chat", first=prose(9_000, seed=0))
         await first.ask()
         assert windows_of(target.runtime) == [SMALL]
-        target.runtime.windows.limits.passed(target.runtime.windows.learned()[0].scope, 2 * SMALL)
+        target.runtime.limits_resolver.limits.passed(target.runtime.limits_resolver.learned()[0].scope, 2 * SMALL)
         assert windows_of(target.runtime) == []
 
 

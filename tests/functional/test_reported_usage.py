@@ -334,8 +334,8 @@ async def talk_with(reading: Reading, target_window: int, *, first: int, words: 
             )
             messages.append({"role": "assistant", "content": raw.parse().choices[0].message.content})
             told.append(raw.headers["x-weir-tokens"])
-        learned = [row.limit for row in target.runtime.windows.learned()]
-        counts = list(target.runtime.windows._calibrations.values())
+        learned = [row.limit for row in target.runtime.limits_resolver.learned()]
+        counts = list(target.runtime.limits_resolver._calibrations.values())
     return asked, learned, counts, told
 
 

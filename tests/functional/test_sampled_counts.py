@@ -60,7 +60,7 @@ async def test_far_from_the_trigger_tokens_are_about_right_and_the_next_request_
         again, grown, _ = await sent(client, more)
         assert again
         assert 0 < grown - tokens < 30
-        assert not proxy.runtime.windows._calibrations
+        assert not proxy.runtime.limits_resolver._calibrations
 
 
 async def test_near_the_trigger_tokens_are_exact(tmp_path: Path) -> None:

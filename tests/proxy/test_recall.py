@@ -12,9 +12,9 @@ from policies.ledger import Cut
 from policies.summary.material import defang
 from proxy.features.recall.archive import (
     Past,
+    format_page,
     passages,
     rank,
-    tell_page,
     terms_of,
 )
 from proxy.features.recall.tool import (
@@ -156,7 +156,7 @@ def test_passages_are_of_the_text_and_within_their_room(text: str, most: int) ->
 def test_pages_make_up_the_text_and_none_can_pass_for_markup(text: str, room: int) -> None:
     past, cursor, rebuilt = Past("0123456789ab", "a tool's result", 1, text), 0, ""
     for _ in range(60):
-        told = tell_page(past, cursor, room=room, counter=COUNTER)
+        told = format_page(past, cursor, room=room, counter=COUNTER)
         head, _, rest = told.text.partition("\n")
         more = json.loads(head)["next_cursor"] if head.startswith("{") else None
         lines = (rest if more else told.text).split("\n", 2)

@@ -71,10 +71,10 @@ async def both_sides(asked: ManagementRequest) -> Json:
     if len(request) > MAX_ID_LEN or not request.isprintable():
         raise NotFound("There is no such request.")
     try:
-        told, found = await asked.store.inspection(row, request)
+        exchange_row, found = await asked.store.inspection(row, request)
     except KeyError:
         raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
-    exchange = exchange_of(told)
+    exchange = exchange_of(exchange_row)
     template = asked.runtime.config.telemetry.trace_url
     trace = exchange["detail"].get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None

@@ -244,19 +244,19 @@ class SearchResult(msgspec.Struct, frozen=True):
     terms: tuple[Term, ...]
 
 
-def tell_found(found: SearchResult, *, room: int, counter: TokenCounter) -> RecallAnswer:
+def format_found(found: SearchResult, *, room: int, counter: TokenCounter) -> RecallAnswer:
     if not found.hits:
-        return _told(NOTHING, counter)
+        return _counted(NOTHING, counter)
     if room < FLOOR:
         return _without_room([found.pasts[hit.index] for hit in found.hits], counter)
     while True:
-        told = _tell(found, room, counter)
-        if told.tokens <= room or told.hits == 0:
-            return told
-        room -= max(16, told.tokens - room)
+        answer = _format(found, room, counter)
+        if answer.tokens <= room or answer.hits == 0:
+            return answer
+        room -= max(16, answer.tokens - room)
 
 
-def _tell(found: SearchResult, room: int, counter: TokenCounter) -> RecallAnswer:
+def _format(found: SearchResult, room: int, counter: TokenCounter) -> RecallAnswer:
     left = room - NOTICE_TOKENS
     shown = list[str]()
     parts = 0
@@ -277,7 +277,7 @@ def _tell(found: SearchResult, room: int, counter: TokenCounter) -> RecallAnswer
         left -= counter.count(shown[-1])
     if not shown:
         return _without_room(rest, counter)
-    return _told("\n".join((_notice(len(shown), parts, rest), *shown)), counter, hits=len(shown))
+    return _counted("\n".join((_notice(len(shown), parts, rest), *shown)), counter, hits=len(shown))
 
 
 def _notice(shown: int, parts: int, rest: Sequence[Past]) -> str:
@@ -296,13 +296,13 @@ def _listed(pasts: Sequence[Past]) -> str:
 
 
 def _without_room(pasts: Sequence[Past], counter: TokenCounter) -> RecallAnswer:
-    return _told(
+    return _counted(
         f"[recall: found, but there is no room for text in this request: {_listed(pasts)}.]",
         counter,
     )
 
 
-def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> RecallAnswer:
+def format_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> RecallAnswer:
     """One page of a text from byte ``cursor`` of its UTF-8 form on, in at most ``room`` tokens.
 
     The first line is the JSON of what is left (``next_cursor``), where something is.
@@ -312,7 +312,7 @@ def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> R
     while start < len(data) and data[start] & 0xC0 == 0x80:
         start += 1
     if start >= len(data) > 0:
-        return _told(f"[recall: the text ends at byte {len(data)}.]", counter)
+        return _counted(f"[recall: the text ends at byte {len(data)}.]", counter)
     if room < FLOOR:
         return _without_room([past], counter)
     text = data[start:].decode("utf-8", "surrogatepass")
@@ -320,10 +320,12 @@ def tell_page(past: Past, cursor: int, *, room: int, counter: TokenCounter) -> R
     while True:
         page = text[:kept]
         stop = start + len(page.encode("utf-8", "surrogatepass"))
-        told = _told(_page(past, page, start=start, stop=stop, size=len(data)), counter, hits=1)
-        if told.tokens <= room or kept <= 1:
-            return told
-        kept = max(1, min(kept - 1, int(kept * room / told.tokens * 0.97)))
+        answer = _counted(
+            _page(past, page, start=start, stop=stop, size=len(data)), counter, hits=1
+        )
+        if answer.tokens <= room or kept <= 1:
+            return answer
+        kept = max(1, min(kept - 1, int(kept * room / answer.tokens * 0.97)))
 
 
 def _page(past: Past, page: str, *, start: int, stop: int, size: int) -> str:
@@ -353,12 +355,12 @@ def fenced(past: Past, text: str, note: str, *, ready: bool = False) -> str:
     return f"<{tag}>\n{body}\n</{tag}>"
 
 
-def _told(text: str, counter: TokenCounter, *, hits: int = 0) -> RecallAnswer:
+def _counted(text: str, counter: TokenCounter, *, hits: int = 0) -> RecallAnswer:
     return RecallAnswer(text, counter.count(text), hits)
 
 
-def tell_problem(problem: str, counter: TokenCounter) -> RecallAnswer:
-    return _told(
+def format_problem(problem: str, counter: TokenCounter) -> RecallAnswer:
+    return _counted(
         f"[recall: {problem} Arguments: query (text) or ref (12 hex digits), cursor (a byte).]",
         counter,
     )

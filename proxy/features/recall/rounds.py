@@ -38,9 +38,9 @@ from proxy.features.recall.archive import (
     Past,
     RecallAnswer,
     SearchResult,
-    tell_found,
-    tell_page,
-    tell_problem,
+    format_found,
+    format_page,
+    format_problem,
 )
 from proxy.features.recall.tool import (
     Earlier,
@@ -119,7 +119,7 @@ class Rounds:
     _turn: RecallTurn | None = None
     _found: list[SearchResult | Past | None] = field(default_factory=list)
     _share: int = 0
-    _told: list[RecallAnswer] = field(default_factory=list)
+    _answers: list[RecallAnswer] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
@@ -156,22 +156,22 @@ class Rounds:
             return None
 
     async def _ask(self, turn: RecallTurn) -> bytes:
-        self._told = await asyncio.to_thread(self._tell, turn)
+        self._answers = await asyncio.to_thread(self._format, turn)
         return with_more(self.body, CHAT.array, [*self._sent, *self._messages(turn)])
 
-    def _tell(self, turn: RecallTurn) -> list[RecallAnswer]:
+    def _format(self, turn: RecallTurn) -> list[RecallAnswer]:
         overhead = count_message(turn.message, self.counter, model=self.model)
         room = int(
             min(self.room - overhead, self.max_tokens * len(turn.calls)) * SHARES[self._share]
         )
-        told: list[RecallAnswer] = []
+        answers: list[RecallAnswer] = []
         for number, (call, found) in enumerate(zip(turn.calls, self._found, strict=True)):
             share = min(self.max_tokens, room // (len(turn.calls) - number))
-            told.append(self._tell_one(call, found, share))
-            room -= told[-1].tokens
-        return told
+            answers.append(self._format_one(call, found, share))
+            room -= answers[-1].tokens
+        return answers
 
-    def _tell_one(
+    def _format_one(
         self, call: RecallCall, found: SearchResult | Past | None, room: int
     ) -> RecallAnswer:
         if self.number > self.most:
@@ -179,28 +179,28 @@ class Rounds:
         last = f"\n{LAST}" if self.number == self.most else ""
         room -= self.counter.count(last) + 4 if last else 4
         if call.problem:
-            told = tell_problem(call.problem, self.counter)
+            answer = format_problem(call.problem, self.counter)
         elif isinstance(found, Past):
-            told = tell_page(found, call.cursor, room=room, counter=self.counter)
+            answer = format_page(found, call.cursor, room=room, counter=self.counter)
         elif found is not None:
-            told = tell_found(found, room=room, counter=self.counter)
+            answer = format_found(found, room=room, counter=self.counter)
         else:
-            told = RecallAnswer(UNKNOWN, self.counter.count(UNKNOWN))
-        text = told.text + last
-        return RecallAnswer(text, self.counter.count(text), told.hits)
+            answer = RecallAnswer(UNKNOWN, self.counter.count(UNKNOWN))
+        text = answer.text + last
+        return RecallAnswer(text, self.counter.count(text), answer.hits)
 
     def _messages(self, turn: RecallTurn) -> list[bytes]:
-        return [write_value(each) for each in turn.sent([told.text for told in self._told])]
+        return [write_value(each) for each in turn.sent([answer.text for answer in self._answers])]
 
     def _keep(self) -> None:
         if self._turn is None:
             return
         self._sent += self._messages(self._turn)
         overhead = count_message(self._turn.message, self.counter, model=self.model)
-        self.room -= overhead + sum(told.tokens + 4 for told in self._told)
+        self.room -= overhead + sum(answer.tokens + 4 for answer in self._answers)
         self.recalled += (
-            Recalled(self.number, _hash(call), told.hits, told.tokens)
-            for call, told in zip(self._turn.calls, self._told, strict=True)
+            Recalled(self.number, _hash(call), answer.hits, answer.tokens)
+            for call, answer in zip(self._turn.calls, self._answers, strict=True)
         )
         self._turn = None
 
