@@ -8,11 +8,7 @@ from proxy.planning.loads import SIZES, Scales
 from proxy.planning.values import Plan, PlanRequest, Recognized
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage
-from proxy.upstream.overflow import (
-    Kind,
-    Verdict,
-    plausible_limit,
-)
+from proxy.upstream.overflow import Kind, Verdict, plausible_limit
 from proxy.wire.codec import ClientRequest
 from proxy.wire.transcripts import Transcripts
 

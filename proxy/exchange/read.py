@@ -6,13 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from policies.settings import ClientEdits, ContextSettings, Mode
-from proxy.access.destination import (
-    Caller,
-    Destination,
-    Headers,
-    for_managed,
-    rule_for,
-)
+from proxy.access.destination import Caller, Destination, Headers, for_managed, rule_for
 from proxy.access.provider_ids import is_judged, named_in_request
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import (
@@ -22,9 +16,7 @@ from proxy.conversation.thread import (
     conversation_in,
     name_from,
 )
-from proxy.effects.perform import (
-    Patience,
-)
+from proxy.effects.perform import Patience
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.exchange import Exchange, Request
 from proxy.exchange.replies import Replies, summarizer_input

@@ -9,13 +9,9 @@ from proxy.features.recall.rounds import MAX_ROUNDS, Rounds
 from proxy.features.recall.tool import Offer, offer_for, with_more
 from proxy.planning.planner import Planner
 from proxy.planning.values import Plan, PlanRequest
-from proxy.stream import (
-    UpstreamResponse,
-)
+from proxy.stream import UpstreamResponse
 from proxy.tap import NO_USAGE, Tap
-from proxy.upstream.overflow import (
-    Verdict,
-)
+from proxy.upstream.overflow import Verdict
 
 REFUSALS = frozenset({400, 404, 405, 422, 501})
 WORDS = (b"tool", b"function")

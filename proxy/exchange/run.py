@@ -24,13 +24,7 @@ from proxy.exchange.exchange import BROKE_OFF, Exchange, Request
 from proxy.exchange.plan import plan_request
 from proxy.exchange.read import read_request
 from proxy.exchange.relay import STOPPING, Relay
-from proxy.exchange.send import (
-    NO_SUCH_ROUTE,
-    attempts_for,
-    recall_for,
-    require_endpoint,
-    send_plan,
-)
+from proxy.exchange.send import NO_SUCH_ROUTE, attempts_for, recall_for, require_endpoint, send_plan
 from proxy.exchange.sinks import record_exchange
 from proxy.features.compaction import (
     COMPACT_PATH,

@@ -1,12 +1,6 @@
 """The audit over the management API: what was done to which conversation, and when."""
 
-from proxy.http.request import (
-    Json,
-    ManagementRequest,
-    cursor_of,
-    fields_of,
-    page,
-)
+from proxy.http.request import Json, ManagementRequest, cursor_of, fields_of, page
 from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.records import EvictionRow

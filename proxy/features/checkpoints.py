@@ -6,13 +6,7 @@ from starlette.responses import Response
 
 from policies.memory.checkpoint import Checkpoint, InvalidCheckpoint
 from proxy.errors import NotFound
-from proxy.http.request import (
-    Json,
-    ManagementRequest,
-    cursor_in,
-    page_of_bytes,
-    page_of_whole,
-)
+from proxy.http.request import Json, ManagementRequest, cursor_in, page_of_bytes, page_of_whole
 from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, NoSuchVersion

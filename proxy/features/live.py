@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import Response, StreamingResponse
 
-from proxy.http.request import (
-    ManagementRequest,
-)
+from proxy.http.request import ManagementRequest
 from proxy.http.routes import ManagementRoute
 from proxy.store.records import StoreError
 

@@ -5,14 +5,7 @@ from starlette.responses import Response
 from policies.ledger import Note
 from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
 from proxy.errors import InvalidRequest
-from proxy.http.request import (
-    MAX_ROWS,
-    Json,
-    ManagementRequest,
-    as_json,
-    fields_of,
-    page_of_whole,
-)
+from proxy.http.request import MAX_ROWS, Json, ManagementRequest, as_json, fields_of, page_of_whole
 from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.records import NoteRow
 

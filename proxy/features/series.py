@@ -5,10 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from proxy.errors import Forbidden, InvalidRequest
-from proxy.http.request import (
-    Json,
-    ManagementRequest,
-)
+from proxy.http.request import Json, ManagementRequest
 from proxy.http.routes import ManagementRoute
 from proxy.store.records import DAY
 from proxy.store.usage import Figures

@@ -3,12 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from proxy.http.request import (
-    DOLLAR_DIGITS,
-    Json,
-    ManagementRequest,
-    page_from,
-)
+from proxy.http.request import DOLLAR_DIGITS, Json, ManagementRequest, page_from
 from proxy.http.routes import PAGED, ManagementRoute
 from proxy.store.records import UsageRow
 from proxy.store.usage import ADDED, By, day_of

@@ -1,27 +1,16 @@
 """What is routed below ``/v1``, and Azure's spelling of it."""
 
-from collections.abc import (
-    Awaitable,
-    Callable,
-    MutableMapping,
-)
+from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
-from proxy.access.destination import (
-    route_of,
-)
-from proxy.errors import (
-    NotFound,
-)
+from proxy.access.destination import route_of
+from proxy.errors import NotFound
 from proxy.http.models import answer_models
 from proxy.http.relay import OTHER_ROUTE, relay_untouched
 from proxy.http.request import Counted
 from proxy.runtime import Runtime
-from proxy.stream import (
-    Receive,
-    Send,
-)
+from proxy.stream import Receive, Send
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 

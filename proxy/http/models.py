@@ -6,10 +6,7 @@ One upstream that speaks OpenAI's protocol is simply relayed to a key that may u
 import asyncio
 import contextlib
 import json
-from collections.abc import (
-    Iterable,
-    MutableMapping,
-)
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from proxy.access.admission import admitted
@@ -23,19 +20,12 @@ from proxy.access.destination import (
     upstream_for,
 )
 from proxy.config.values import Config, UpstreamSettings
-from proxy.errors import (
-    NotFound,
-    ProxyError,
-)
+from proxy.errors import NotFound, ProxyError
 from proxy.exchange.sinks import NO_POLICY, record_relayed
 from proxy.http.relay import relay_untouched
 from proxy.http.request import as_error, as_json
 from proxy.runtime import Runtime
-from proxy.stream import (
-    Headers,
-    Receive,
-    Send,
-)
+from proxy.stream import Headers, Receive, Send
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.upstream.client import came_through
 from proxy.upstream.connection import StreamBroken

@@ -5,13 +5,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Iterable,
-    MutableMapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -33,13 +27,7 @@ from proxy.access.destination import (
 )
 from proxy.access.provider_ids import MAX_ANSWER, ids_in, is_judged, is_list
 from proxy.conversation.thread import name_from
-from proxy.errors import (
-    Busy,
-    LoopDetected,
-    ProxyError,
-    RequestTooLarge,
-    UpstreamUnreachable,
-)
+from proxy.errors import Busy, LoopDetected, ProxyError, RequestTooLarge, UpstreamUnreachable
 from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.sinks import NO_POLICY, record_relayed
 from proxy.http.request import as_error

@@ -4,11 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from policies.health import KEPT, Level, Snapshot, trend_of
-from proxy.http.request import (
-    Json,
-    ManagementRequest,
-    page,
-)
+from proxy.http.request import Json, ManagementRequest, page
 from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.records import AlertRow, ConversationRow
 

@@ -14,11 +14,7 @@ from policies.ledger import EditKind
 from policies.messages import Body
 from proxy.errors import NotFound
 from proxy.features.removed import BLOBS, WHY
-from proxy.http.request import (
-    Json,
-    ManagementRequest,
-    exchange_of,
-)
+from proxy.http.request import Json, ManagementRequest, exchange_of
 from proxy.http.routes import CONVERSATION, ManagementRoute
 from proxy.store.inspections import Inspected
 from proxy.wire import view_of_stored
