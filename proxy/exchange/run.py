@@ -2,52 +2,33 @@
 
 admit → read → plan (recognize, replay known edits, then pass or edit) → send → relay → record
 
-The line is ``ExchangeHandler._answer``; each of its steps is a file of this package.
+The line is ``ExchangeHandler._answer``. Each step is a file beside this one: ``read``, ``plan``,
+``send`` with its ``attempts`` and what they ``learn``, ``relay``; ``record`` is what happened, and
+``sinks`` writes it to the trace, the metrics, the log and the store.
 """
 
 import asyncio
-import itertools
 import logging
-import os
-import secrets
 import time
 from collections.abc import Coroutine, MutableMapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from proxy.access.admission import admitted
 from proxy.access.destination import CHAT, Caller, Headers, Route
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
-from proxy.exchange.exchange import BROKE_OFF, Exchange, Request
+from proxy.exchange.compact import answer_compaction
+from proxy.exchange.exchange import BROKE_OFF, Exchange
 from proxy.exchange.plan import plan_request
 from proxy.exchange.read import read_request
 from proxy.exchange.relay import STOPPING, Relay
+from proxy.exchange.request_ids import new_request_id
 from proxy.exchange.send import NO_SUCH_ROUTE, attempts_for, recall_for, require_endpoint, send_plan
 from proxy.exchange.sinks import record_exchange
-from proxy.features.compaction import (
-    COMPACT_PATH,
-    as_answer,
-    as_compacted,
-    compaction_on,
-    is_weirs,
-    lacks_compaction,
-    make_compaction,
-)
+from proxy.features.compaction import COMPACT_PATH
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.stream import (
-    EVENT_STREAM,
-    READ_OUT,
-    ClientGone,
-    Receive,
-    Send,
-    StreamCut,
-    UpstreamResponse,
-    read_plain,
-    while_connected,
-)
+from proxy.stream import READ_OUT, ClientGone, Receive, Send, StreamCut, read_plain, while_connected
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace
 from proxy.upstream.client import came_through
@@ -56,26 +37,6 @@ from proxy.wire.anthropic import MESSAGES
 from proxy.wire.raw import write_value
 
 log = logging.getLogger("weir.exchange")
-
-
-class RequestIds:
-    """Ids that no other request has: random per process, then counted; a process that is forked
-    draws its own.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._draw()
-        os.register_at_fork(after_in_child=self._draw)
-
-    def _draw(self) -> None:
-        self._process = secrets.token_hex(8)
-
-    def new(self) -> str:
-        return f"req_{self._process}{next(self._numbers):08x}"
-
-
-new_request_id = RequestIds().new
 
 
 class ExchangeHandler:
@@ -105,10 +66,11 @@ class ExchangeHandler:
         self.relay = Relay(runtime, self.exchange, scope, send, self.codec)
 
     async def _answer(self, body: bytes, caller: Caller) -> None:
+        """The line from a body to the answer; ``run`` admits the request and records it."""
         runtime = self.runtime
         exchange = self.exchange
         request = await read_request(runtime, exchange, body, caller)
-        if request.compacts and await self._answer_compaction(request):
+        if request.compacts and await answer_compaction(self.relay, request):
             return
         plan = await plan_request(runtime, exchange, request)
         self.relay.listen(request)
@@ -116,7 +78,7 @@ class ExchangeHandler:
         attempts = attempts_for(runtime, exchange, request)
         recalling = recall_for(runtime, request, attempts)
         received, sent = await send_plan(runtime, exchange, request, plan, attempts, recalling)
-        if request.compacts and await self._answer_compaction(request, received):
+        if request.compacts and await answer_compaction(self.relay, request, received):
             return
         require_endpoint(runtime, request, received)
         rounds = None if recalling is None else recalling.rounds(sent, exchange.plan)
@@ -197,52 +159,6 @@ class ExchangeHandler:
         self.exchange.refused(error)
         await self.relay.respond(self.codec.error_body(error), error.headers(), status=error.status)
 
-    async def _answer_compaction(
-        self, request: Request, received: UpstreamResponse | None = None
-    ) -> bool:
-        """Whether the request asked for a compaction that Weir has made and answered.
-
-        Weir makes it where the upstream is known to make none, or has just said so in what was
-        ``received``.
-        """
-        runtime = self.runtime
-        path = self.route.path
-        upstream = request.destination.upstream.name
-        if received is not None:
-            is_due = lacks_compaction(received, path)
-        else:
-            is_due = is_weirs(request.chat, upstream, path, unsupported=runtime.unsupported)
-        asked = request.asked
-        if not is_due or asked is None:
-            return False
-        exchange = self.exchange
-        recognized = await runtime.planner.recognize(asked)
-        if recognized is None:
-            return False
-        exchange.plan = msgspec.structs.replace(
-            exchange.plan, body=request.chat.body, recognized=recognized
-        )
-        exchange.identify()
-        made = await make_compaction(
-            runtime.planner,
-            asked,
-            recognized,
-            secret=runtime.secret,
-            name=exchange.id,
-            keeps=request.destination.path.endswith(COMPACT_PATH),
-        )
-        if made is None:
-            return False
-        if received is not None:
-            runtime.unsupported[upstream, compaction_on(path)] = None
-            received.answer.close()
-        exchange.compacted = True
-        exchange.ready = exchange.ready or time.perf_counter()
-        kind = EVENT_STREAM if request.chat.stream else b"application/json"
-        body = as_compacted(made) if path == COMPACT_PATH else as_answer(made)
-        await self.relay.respond(body, kind=kind)
-        return True
-
 
 class CountHandler(ExchangeHandler):
     """One request that is only measured, or summed up by the provider, as it would be sent.
@@ -256,7 +172,7 @@ class CountHandler(ExchangeHandler):
         runtime = self.runtime
         exchange = self.exchange
         request = await read_request(runtime, exchange, body, caller)
-        if request.compacts and await self._answer_compaction(request):
+        if request.compacts and await answer_compaction(self.relay, request):
             return
         sent = request.chat.body
         tokens = None
@@ -274,7 +190,7 @@ class CountHandler(ExchangeHandler):
         received, _ = await attempts_for(runtime, exchange, request).make(sent, plan)
         self.relay.answer = received.answer
         if self.route.path == COMPACT_PATH:
-            if request.compacts and await self._answer_compaction(request, received):
+            if request.compacts and await answer_compaction(self.relay, request, received):
                 return
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:
             # Weir says what it counts
