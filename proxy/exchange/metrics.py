@@ -52,16 +52,16 @@ def _count_sent(metrics: Metrics, record: ExchangeRecord) -> None:
         metrics.tokens.labels("before").inc(tokens.before)
         metrics.tokens.labels("after").inc(tokens.after)
         metrics.tokens.labels("saved").inc(saved)
-        _count_key(metrics, caller, tokens.after, saved, used)
+        count_key(metrics, caller, tokens.after, saved, used)
     if used.cached is not None and used.prompt:
         metrics.cache_tokens.labels("prompt").inc(used.prompt)
         metrics.cache_tokens.labels("read").inc(used.cached)
         metrics.cache_tokens.labels("written").inc(used.written or 0)
     if cache is not None and cache.cost is not None:
-        _count_cost(metrics, caller, cache.cost, cache.cost_saved or 0.0)
+        count_cost(metrics, caller, cache.cost, cache.cost_saved or 0.0)
 
 
-def _count_key(
+def count_key(
     metrics: Metrics, caller: Caller, forwarded: int, saved: int, used: ReportedUsage
 ) -> None:
     tenant = caller.tenant[:TENANT_SHOWN]
@@ -74,7 +74,7 @@ def _count_key(
         metrics.key_tokens.labels("answered", tenant, key).inc(used.completion)
 
 
-def _count_cost(metrics: Metrics, caller: Caller, cost: float, saved: float) -> None:
+def count_cost(metrics: Metrics, caller: Caller, cost: float, saved: float) -> None:
     tenant = caller.tenant[:TENANT_SHOWN]
     key = caller.name or ""
     metrics.cost.labels("forwarded", tenant, key).inc(cost)

@@ -15,7 +15,7 @@ from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.settings import CACHE_TTL, ContextSettings
 from proxy.effects.perform import NOTHING_SPENT, Spent
 from proxy.exchange.exchange import Exchange
-from proxy.features.cache_use import CacheUse, follow
+from proxy.features.cache_use import CacheUse, cache_use_of
 from proxy.planning.values import CUT, Plan
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, together
@@ -25,8 +25,8 @@ from proxy.upstream.overflow import Ending
 
 
 def evictions_alone(plan: Plan) -> int:
-    """The same without what a summary took the place of: that is a compaction, and no sign of too
-    small a window.
+    """How many evictions a plan has, without those that a summary stands for: a compaction is no
+    sign of too small a window.
     """
     return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING])
 
@@ -37,10 +37,12 @@ log = logging.getLogger("weir.settlement")
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange that has ended, and what follows from that; complete when it exists.
 
-    It ended ``at`` (s since the epoch) after ``duration`` s. ``policy`` is the exchange's, else the
-    default one; ``carried_out`` is what was decided and done; ``tokens`` is what went up,
-    ``actions`` what was done. ``reported`` is the usage of the last round, ``billed`` of all of
-    them together.
+    Attributes:
+        at: when it ended, seconds since the epoch, after ``duration`` seconds.
+        policy: the exchange's, else the default one.
+        carried_out: what was decided and done.
+        tokens: what was sent, ``actions`` what was done.
+        reported: the usage of the last round, ``billed`` that of all of them together.
     """
 
     exchange: Exchange
@@ -123,7 +125,7 @@ def _check_up(
             at=at,
         )
     except Exception:  # what is watched must not suffer from being watched
-        log.exception("the health of a conversation could not be told")
+        log.exception("the health of a conversation could not be read")
         return None
 
 
@@ -139,7 +141,7 @@ def _cache_use(
         or attempts.span is None
     ):
         return None
-    return follow(
+    return cache_use_of(
         plan,
         plan.recognized,
         exchange.chat,

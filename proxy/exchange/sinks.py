@@ -7,7 +7,7 @@ from policies.settings import ContextSettings
 from proxy.access.destination import Caller
 from proxy.exchange.exchange import Exchange
 from proxy.exchange.log_line import write_line
-from proxy.exchange.metrics import _count_cost, _count_key, count
+from proxy.exchange.metrics import count, count_cost, count_key
 from proxy.exchange.record import ExchangeRecord, record_of
 from proxy.exchange.row import row_of
 from proxy.exchange.trace import end_trace
@@ -62,9 +62,9 @@ def record_relayed(
             else None
         )
         cost = None if prices is None else cost_of(prices, usage)
-        _count_key(metrics, caller, used.prompt or 0, 0, used)
+        count_key(metrics, caller, used.prompt or 0, 0, used)
         if cost is not None:
-            _count_cost(metrics, caller, cost, 0.0)
+            count_cost(metrics, caller, cost, 0.0)
     runtime.write_queue.put(
         RelayedRow(
             id=request,

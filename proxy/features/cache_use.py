@@ -57,13 +57,13 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
 
-def shown(detail: Mapping[str, object]) -> dict[str, object]:
+def facts_in(detail: Mapping[str, object]) -> dict[str, object]:
     return {
         each.name: detail.get(each.name, each.default) for each in msgspec.structs.fields(CacheUse)
     }
 
 
-def follow(
+def cache_use_of(
     plan: Plan,
     recognized: Recognized,
     request: ClientRequest,

@@ -27,7 +27,7 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
 )
-from proxy.features.cache_use import shown
+from proxy.features.cache_use import facts_in
 from proxy.runtime import Runtime
 from proxy.server import App, Shutdown
 from proxy.store import Store
@@ -104,7 +104,7 @@ def exchange_of(row: ExchangeRow) -> Json:
     return fields_of(
         row,
         without=NOT_READ_BACK,
-        **shown(row.detail),
+        **facts_in(row.detail),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),
     )

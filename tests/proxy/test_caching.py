@@ -12,7 +12,7 @@ from policies.ledger import Action, Decision, Edit, EditKind, Trend, WindowPress
 from policies.limits import TokenBudget, limits_for
 from policies.settings import ContextSettings
 from proxy.conversation.thread import Thread, View
-from proxy.features.cache_use import CacheUse, follow
+from proxy.features.cache_use import CacheUse, cache_use_of
 from proxy.models.facts import ModelFacts, prices_of
 from proxy.models.limits import ModelLimits
 from proxy.planning.values import Plan, Recognized
@@ -137,7 +137,7 @@ class Talk:
             evictions=rows,
         )
         self.sent, billed = len(reading.transcript.chain), () if usage is None else (usage,)
-        return follow(plan, recognized, request, billed, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
+        return cache_use_of(plan, recognized, request, billed, ttl=TTL, at=self.at, carried_out=not observed, ok=ok)
 
 
 @pytest.mark.requirement("A0.2", "A4.14")
