@@ -153,8 +153,11 @@ def _in_parts(runtime: Runtime, exchange: Exchange, found: Times) -> None:
     if record.tokens is not None and exchange.plan.recognized is not None:
         row = timed("row", partial(row_of, record, record.tokens, exchange.plan.recognized))
         timed("queue", partial(runtime.write_queue.put, row))
-        if exchange.asked is not None:
-            timed("preparation", partial(runtime.preparation.after, exchange.asked, exchange.plan))
+        if exchange.plan_request is not None:
+            timed(
+                "preparation",
+                partial(runtime.preparation.after, exchange.plan_request, exchange.plan),
+            )
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:

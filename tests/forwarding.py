@@ -98,17 +98,17 @@ class Forwarding:
         if b'"item_reference"' in body:
             await self._record(json.loads(body)["input"], caller.tenant)
         request = await read_request(self.runtime, exchange, body, caller)
-        if request.asked is not None:
-            request.asked.ask = self._reply
+        if request.plan_request is not None:
+            request.plan_request.ask = self._reply
         try:
             plan = await plan_request(self.runtime, exchange, request)
         except ContextLengthExceeded:
             return None
         sent = attempts_for(self.runtime, exchange, request).within_window(plan)
         self.degraded += plan.degraded
-        if request.asked is not None and plan.recognized is not None:
-            request.asked.ask_later = None
-            self.runtime.preparation.after(request.asked, plan)
+        if request.plan_request is not None and plan.recognized is not None:
+            request.plan_request.ask_later = None
+            self.runtime.preparation.after(request.plan_request, plan)
             await self.runtime.preparation.settled()
         return Sent(sent, plan)
 

@@ -131,7 +131,7 @@ class Attempts(msgspec.Struct):
         span = self.trace.attempt(
             self.request.model,
             *service_at(upstream.address, upstream.name, upstream.provider),
-            request=self._asked(),
+            request=self._params(),
             compacted=plan.decision is not None
             and "compact" in plan.decision.applied
             and not observes,
@@ -174,15 +174,15 @@ class Attempts(msgspec.Struct):
         if (call := self.end_call(used or NO_USAGE, seen, error)) is not None:
             self.metrics.observe_call(call)
 
-    def _asked(self) -> Mapping[str, object]:
+    def _params(self) -> Mapping[str, object]:
         request = self.request
-        asked = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
+        params = {name: request.value(name) for name in REQUEST_PARAMS if name in request.fields}
         if self.room is not None:
-            asked[self.request.limit] = self.room
+            params[self.request.limit] = self.room
         form = request.value("response_format") if "response_format" in request.fields else None
         if isinstance(form, dict) and (kind := OUTPUT_TYPES.get(str(form.get("type")))):
-            asked["output_type"] = kind
-        return asked
+            params["output_type"] = kind
+        return params
 
     async def _look(
         self, answer: Answer, plan: Plan, span: Span
@@ -262,9 +262,14 @@ class Attempts(msgspec.Struct):
         return self._asking_for(body, verdict.clamp(CLAMP_MARGIN), least=least)
 
     def _asking_for(self, body: bytes, room: int | None, *, least: int = 0) -> bytes | None:
-        asked = self.request.max_tokens
+        max_tokens = self.request.max_tokens
         least = max(least, MIN_OUTPUT, self.request.codec.least_output(self.request))
-        if room is None or asked is None or room >= asked or room < min(least, asked):
+        if (
+            room is None
+            or max_tokens is None
+            or room >= max_tokens
+            or room < min(least, max_tokens)
+        ):
             return None
         self.room = room
         return with_fields(body, **{self.request.limit: room})

@@ -28,16 +28,16 @@ async def answer_compaction(
     """
     runtime = relay.runtime
     exchange = relay.exchange
-    asked = request.asked
+    plan_request = request.plan_request
     path = exchange.route.path
     upstream = request.destination.upstream.name
     if received is not None:
         is_due = lacks_compaction(received, path)
     else:
         is_due = is_weirs(request.chat, upstream, path, unsupported=runtime.unsupported)
-    if not is_due or asked is None:
+    if not is_due or plan_request is None:
         return False
-    recognized = await runtime.planner.recognize(asked)
+    recognized = await runtime.planner.recognize(plan_request)
     if recognized is None:
         return False
     exchange.plan = msgspec.structs.replace(
@@ -46,7 +46,7 @@ async def answer_compaction(
     exchange.identify()
     made = await make_compaction(
         runtime.planner,
-        asked,
+        plan_request,
         recognized,
         secret=runtime.secret,
         name=exchange.id,

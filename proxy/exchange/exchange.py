@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         client: what was received, ``chat`` the whole conversation that it goes on with.
         destination: which upstream it is for.
         held: what the provider holds of the conversation.
-        asked: what is to be planned; None for a request that is not managed.
+        plan_request: what is to be planned; None for a request that is not managed.
         replies: what replies to the plan's effects, and says what that took.
         compacts: whether it only has its history compacted, which Weir may do.
     """
@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     chat: ClientRequest
     destination: Destination
     held: HeldState
-    asked: PlanRequest | None = None
+    plan_request: PlanRequest | None = None
     replies: Paid | None = None
     compacts: bool = False
 
@@ -113,9 +113,9 @@ class Exchange(msgspec.Struct):
         )
 
     @property
-    def asked(self) -> PlanRequest | None:
+    def plan_request(self) -> PlanRequest | None:
         """What is planned; None for a request that is not managed, or was not read."""
-        return None if self.request is None else self.request.asked
+        return None if self.request is None else self.request.plan_request
 
     def emit(self, hooks: Sequence[Callable[..., None]], *facts: object) -> None:
         """Call hooks of features, once the request's policy is known."""
@@ -177,12 +177,14 @@ class Exchange(msgspec.Struct):
         said.
         """
         recognized = self.plan.recognized
-        asked = self.asked
+        plan_request = self.plan_request
         seen = self.seen
-        if recognized is None or asked is None or not seen.said or (self.status or 0) >= 400:
+        if recognized is None or plan_request is None or not seen.said or (self.status or 0) >= 400:
             return None
-        written = messages_in(bytes(seen.sample), asked.request.codec)
-        counts = [asked.counter.count(text) for message in written for text in texts_of(message)]
+        written = messages_in(bytes(seen.sample), plan_request.request.codec)
+        counts = [
+            plan_request.counter.count(text) for message in written for text in texts_of(message)
+        ]
         reported = seen.usage or NO_USAGE
         written_tokens = round(sum(counts) * seen.size / max(1, len(seen.sample)))
         return msgspec.structs.replace(

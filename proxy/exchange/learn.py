@@ -21,18 +21,23 @@ log = logging.getLogger("weir.windows")
 
 def learn_from_exchange(runtime: Runtime, exchange: Exchange) -> None:
     """Learn from the first answer of an exchange, as far as the upstream has reported its usage."""
-    asked = exchange.asked
+    plan_request = exchange.plan_request
     attempts = exchange.attempts
-    if asked is None or attempts is None:
+    if plan_request is None or attempts is None:
         return
     accepted = exchange.status is not None and exchange.status < 400
     planner = runtime.planner
     plan = exchange.plan
     if accepted:
-        learn_loads_passed(runtime.limits_resolver, planner.scales, plan, asked.request)
+        learn_loads_passed(runtime.limits_resolver, planner.scales, plan, plan_request.request)
     usage = attempts.rounds[0] if attempts.rounds else exchange.seen.usage
     if usage is not None and learn_from_answer(
-        runtime.limits_resolver, planner.transcripts, plan, asked, usage=usage, accepted=accepted
+        runtime.limits_resolver,
+        planner.transcripts,
+        plan,
+        plan_request,
+        usage=usage,
+        accepted=accepted,
     ):
         attempts.overflows += 1
 
@@ -105,7 +110,7 @@ def learn_from_answer(
     limits_resolver: ModelLimitsResolver,
     transcripts: Transcripts,
     plan: Plan,
-    asked: PlanRequest,
+    plan_request: PlanRequest,
     *,
     usage: ReportedUsage,
     accepted: bool,
@@ -121,7 +126,7 @@ def learn_from_answer(
     has_media = recognized.has_media
     is_counted = not (has_media or recognized.sampled)
     if accepted and is_counted and limits_resolver.is_too_little(known, plan.sent, prompt):
-        if bytes(asked.request.fields.get("truncation", b"")) == b'"auto"':
+        if bytes(plan_request.request.fields.get("truncation", b"")) == b'"auto"':
             limits_resolver.refused(known.scope, known.budget.estimate(plan.sent))
             return True
         new = _new_tokens(plan, recognized, usage)
@@ -131,7 +136,7 @@ def learn_from_answer(
         if window is not None:
             log.warning(
                 CUT_IN_SILENCE,
-                asked.request.model[:200],
+                plan_request.request.model[:200],
                 prompt,
                 known.budget.estimate(plan.sent),
                 window,
@@ -143,9 +148,9 @@ def learn_from_answer(
         limits_resolver.limits.passed(known.scope, prompt)
     if is_counted:
         limits_resolver.calibrate(known.counted, estimated=plan.sent, reported=prompt)
-    elif has_media and plan.body is asked.request.body:
+    elif has_media and plan.body is plan_request.request.body:
         beyond = prompt - known.budget.estimate(plan.sent)
-        transcripts.learn_files(asked.request, tenant=asked.tenant, tokens=beyond)
+        transcripts.learn_files(plan_request.request, tenant=plan_request.tenant, tokens=beyond)
     return False
 
 

@@ -24,38 +24,38 @@ from proxy.upstream.overflow import Kind, Verdict
 
 async def plan_request(runtime: Runtime, exchange: Exchange, request: Request) -> Plan:
     """The plan of a request. Raises ContextLengthExceeded where the policy refuses it."""
-    asked = request.asked
+    plan_request = request.plan_request
     exchange.plan = Plan(body=request.chat.body)
-    if asked is None:
+    if plan_request is None:
         exchange.identify()
         return exchange.plan
     if exchange.trace.recorded:
-        with exchange.trace.plan() as asked.span:
-            plan = await _planned(runtime, exchange, request, asked)
-            note_plan(asked.span, plan)
+        with exchange.trace.plan() as plan_request.span:
+            plan = await _planned(runtime, exchange, request, plan_request)
+            note_plan(plan_request.span, plan)
     else:
-        plan = await _planned(runtime, exchange, request, asked)
+        plan = await _planned(runtime, exchange, request, plan_request)
     if runtime.features.on_planned or runtime.features.on_overflow:
         _emit_planned(runtime, exchange, plan)
     return plan
 
 
 async def _planned(
-    runtime: Runtime, exchange: Exchange, request: Request, asked: PlanRequest
+    runtime: Runtime, exchange: Exchange, request: Request, plan_request: PlanRequest
 ) -> Plan:
     planner = runtime.planner
-    recognized = await planner.recognize(asked)
+    recognized = await planner.recognize(plan_request)
     if recognized is not None:
         exchange.plan = Plan(
             body=request.chat.body, recognized=recognized, degraded=recognized.degraded
         )
     exchange.identify()
     try:
-        plan = await planner.first(asked, recognized)
-        if request.client is not asked.request:
-            plan = await request.held.followed(planner, asked, request.client, plan)
-        if asked.settings.observes:
-            plan = natively(asked, request.client, request.destination.upstream, plan)
+        plan = await planner.first(plan_request, recognized)
+        if request.client is not plan_request.request:
+            plan = await request.held.followed(planner, plan_request, request.client, plan)
+        if plan_request.settings.observes:
+            plan = natively(plan_request, request.client, request.destination.upstream, plan)
         exchange.plan = plan
     except ContextLengthExceeded:
         exchange.emit(runtime.features.on_overflow, Overflow(source="planned"))
@@ -83,7 +83,7 @@ async def plan_smaller(
     runtime: Runtime,
     exchange: Exchange,
     request: Request,
-    asked: PlanRequest,
+    plan_request: PlanRequest,
     plan: Plan,
     *,
     attempt: int,
@@ -93,11 +93,11 @@ async def plan_smaller(
 
     ``window`` is the one that the overflow named where it holds for this request only, tokens.
     """
-    with exchange.trace.plan() as asked.span:
-        smaller = await runtime.planner.harder(asked, plan, attempt=attempt, window=window)
+    with exchange.trace.plan() as plan_request.span:
+        smaller = await runtime.planner.harder(plan_request, plan, attempt=attempt, window=window)
         if smaller is None:
             return None
-        note_plan(asked.span, smaller)
+        note_plan(plan_request.span, smaller)
         return msgspec.structs.replace(smaller, restarted=bool(request.held.chain))
 
 
@@ -105,16 +105,16 @@ async def plan_lighter(
     runtime: Runtime, exchange: Exchange, request: Request, plan: Plan, verdict: Verdict
 ) -> Plan | None:
     """A plan within what the upstream takes besides tokens; None where Weir may not change it."""
-    asked = request.asked
-    if asked is None or asked.settings.observes:
+    plan_request = request.plan_request
+    if plan_request is None or plan_request.settings.observes:
         return None
     planner = runtime.planner
-    learn_load(runtime.limits_resolver, planner.scales, verdict, plan, asked.request)
-    with exchange.trace.plan() as asked.span:
-        lighter = await planner.lighter(asked, plan)
+    learn_load(runtime.limits_resolver, planner.scales, verdict, plan, plan_request.request)
+    with exchange.trace.plan() as plan_request.span:
+        lighter = await planner.lighter(plan_request, plan)
         if lighter is None:
             return None
-        note_plan(asked.span, lighter)
+        note_plan(plan_request.span, lighter)
         return msgspec.structs.replace(lighter, restarted=bool(request.held.chain))
 
 
@@ -127,18 +127,23 @@ async def plan_without_reasoning(
     client has changed it, or the rounds that it belonged to are lost. None where that was tried, or
     Weir may not do it.
     """
-    asked = request.asked
+    plan_request = request.plan_request
     recognized = plan.recognized
-    if asked is None or recognized is None or asked.unbinds or asked.settings.observes:
+    if (
+        plan_request is None
+        or recognized is None
+        or plan_request.unbinds
+        or plan_request.settings.observes
+    ):
         return None
-    asked.unbinds = True
-    if verdict.kind is Kind.CHANGED and asked.drops_unbound:
+    plan_request.unbinds = True
+    if verdict.kind is Kind.CHANGED and plan_request.drops_unbound:
         return None  # a loop has to begin with its thinking
     if verdict.kind is Kind.BINDING:
         runtime.limits_resolver.know(recognized.limits.scope, BINDING)
-    transcript = replace(recognized.transcript, binds=not asked.drops_unbound)
+    transcript = replace(recognized.transcript, binds=not plan_request.drops_unbound)
     recognized = msgspec.structs.replace(recognized, transcript=transcript)
-    return await runtime.planner.first(asked, recognized)
+    return await runtime.planner.first(plan_request, recognized)
 
 
 def note_plan(span: Span, plan: Plan) -> None:

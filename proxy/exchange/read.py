@@ -157,7 +157,7 @@ def request_for(
     replies = Replies(runtime, chat, caller, settings, exchange.trace, patience, said=said)
     name = name_from(headers, chat.fields, baggage=runtime.config.telemetry.read_baggage)
     resume = conversation_in(headers, RESUME_HEADER) if RESUME_HEADER in own else None
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         request=chat,
         tenant=caller.tenant,
         name=name,
@@ -195,7 +195,7 @@ def request_for(
         chat=chat,
         destination=destination,
         held=held,
-        asked=asked,
+        plan_request=plan_request,
         replies=replies,
         compacts=compacts or (edits is not None and edits.pauses and not edits.native),
     )

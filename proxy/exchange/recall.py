@@ -26,7 +26,7 @@ class Recalling(msgspec.Struct):
     tools.
     """
 
-    asked: PlanRequest
+    plan_request: PlanRequest
     attempts: Attempts
     planner: Planner
     without_tools: set[str]
@@ -40,14 +40,16 @@ class Recalling(msgspec.Struct):
         """
         before = self.offer
         self.offer = None
-        asked = self.asked
+        plan_request = self.plan_request
         if (
             plan.recognized is None
             or not is_due(plan)
             or plan.recognized.limits.scope in self.without_tools
         ):
             return plan
-        offer = before or offer_for(asked.request, asked.settings, asked.counter)
+        offer = before or offer_for(
+            plan_request.request, plan_request.settings, plan_request.counter
+        )
         if offer is None or not plan.recognized.limits.budget.hard_fits(plan.sent + offer.tokens):
             return plan
         self.offer = offer
@@ -82,7 +84,7 @@ class Recalling(msgspec.Struct):
         where it had none.
         """
         offer = self.offer
-        asked = self.asked
+        plan_request = self.plan_request
         recognized = plan.recognized
         if offer is None or recognized is None:
             return None
@@ -92,25 +94,25 @@ class Recalling(msgspec.Struct):
             pieces=plan.decision.pieces if plan.decision is not None else None,
             edits=tuple(recognized.view.ledger.edits.values()),
             cuts=recognized.view.ledger.cuts,
-            tenant=asked.tenant,
+            tenant=plan_request.tenant,
             conversation=thread.branch.conversation,
-            named=asked.name is not None,
+            named=plan_request.name is not None,
             store=self.planner.store,
             unstored=self.planner.write_queue.original,
-            ask=asked.ask,
-            embeddings=asked.settings.embeddings,
+            ask=plan_request.ask,
+            embeddings=plan_request.settings.embeddings,
         )
         return Rounds(
             offer=offer,
             archive=archive,
-            counter=asked.counter,
-            model=asked.request.model,
+            counter=plan_request.counter,
+            model=plan_request.request.model,
             body=self._carrying(body),
             plain=body,
             room=recognized.limits.budget.hard_limit - plan.sent,
             most=MAX_ROUNDS,
             max_tokens=RECALL_TOKENS,
-            joins="response_format" not in asked.request.fields,
+            joins="response_format" not in plan_request.request.fields,
         )
 
 

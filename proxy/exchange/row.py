@@ -26,7 +26,7 @@ def row_of(
     thread = recognized.thread
     chain = recognized.transcript.chain
     branch = recognized.thread.branch
-    asked = exchange.asked
+    plan_request = exchange.plan_request
     used = record.billed or NO_USAGE
     pressure = decision.pressure if decision is not None else tokens.pressure
     base = max(1, recognized.policy_limits.base)
@@ -69,7 +69,7 @@ def row_of(
         trend=decision.trend._replace(window=recognized.view.window)
         if decision is not None
         else None,
-        parent_conversation=None if asked is None else asked.parent,
+        parent_conversation=None if plan_request is None else plan_request.parent,
         detail=_detail(record, recognized) | {"status": pressure.status},
         health=record.checkup,
         events=record.events,

@@ -176,9 +176,9 @@ class CountHandler(ExchangeHandler):
             return
         sent = request.chat.body
         tokens = None
-        if request.asked is not None:
+        if request.plan_request is not None:
             try:
-                sent, tokens = await runtime.planner.replayed(request.asked)
+                sent, tokens = await runtime.planner.replayed(request.plan_request)
             except Exception:
                 log.exception(
                     "a request is counted as it came, its conversation's edits cannot be read"

@@ -25,8 +25,8 @@ REFUSES_REASONING = frozenset({Kind.BINDING, Kind.CHANGED})
 def attempts_for(runtime: Runtime, exchange: Exchange, request: Request) -> Attempts:
     """The attempts of one request; none is made yet."""
     settings: ContextSettings | None = None
-    if request.asked is not None:
-        settings = request.asked.settings
+    if request.plan_request is not None:
+        settings = request.plan_request.settings
     exchange.attempts = Attempts(
         runtime.upstreams,
         runtime.limits_resolver,
@@ -43,10 +43,10 @@ def attempts_for(runtime: Runtime, exchange: Exchange, request: Request) -> Atte
 
 def recall_for(runtime: Runtime, request: Request, attempts: Attempts) -> Recalling | None:
     """The recall tool of one request, None where its policy has none."""
-    asked = request.asked
-    if asked is None or not asked.settings.recall.tool:
+    plan_request = request.plan_request
+    if plan_request is None or not plan_request.settings.recall.tool:
         return None
-    return Recalling(asked, attempts, runtime.planner, runtime.without_tools)
+    return Recalling(plan_request, attempts, runtime.planner, runtime.without_tools)
 
 
 async def send_plan(
@@ -62,7 +62,7 @@ async def send_plan(
     Sends again with less, at most twice, where the upstream says that it does not fit. Raises
     UpstreamUnreachable and other errors of the upstream's.
     """
-    asked = request.asked
+    plan_request = request.plan_request
     make = (recalling or attempts).make
     plan = _carried(exchange, plan, recalling)
     body = attempts.within_window(plan)
@@ -77,11 +77,11 @@ async def send_plan(
             plan = _carried(exchange, changed, recalling)
             body = attempts.within_window(plan)
             continue
-        if not verdict.is_overflow or asked is None:
+        if not verdict.is_overflow or plan_request is None:
             return received, body
         overflow = Overflow(source="upstream", tokens=verdict.prompt, limit=verdict.limit)
         exchange.emit(runtime.features.on_overflow, overflow)
-        if asked.settings.observes:
+        if plan_request.settings.observes:
             return received, body
         attempts.overflows += 1
         window = learn_from_error(runtime.limits_resolver, verdict, plan)
@@ -91,7 +91,7 @@ async def send_plan(
         shorter = attempts.clamped(body, verdict, plan, floor=True)
         if shorter is None:
             smaller = await plan_smaller(
-                runtime, exchange, request, asked, plan, attempt=attempt, window=window
+                runtime, exchange, request, plan_request, plan, attempt=attempt, window=window
             )
             if smaller is not None:
                 plan = _carried(exchange, smaller, recalling)

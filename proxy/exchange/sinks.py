@@ -104,12 +104,12 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
             exchange.plan.recognized, record.carried_out, exchange.chat, keep
         )
     runtime.write_queue.put(row_of(record, record.tokens, exchange.plan.recognized, inspection))
-    asked = exchange.asked
-    if asked is None or record.label != "ok":
+    plan_request = exchange.plan_request
+    if plan_request is None or record.label != "ok":
         return
     checkup = record.checkup
     save = CRITICAL if checkup is not None and checkup.opened and checkup.is_critical else None
-    runtime.preparation.after(asked, exchange.plan, save=save, trace=exchange.trace)
+    runtime.preparation.after(plan_request, exchange.plan, save=save, trace=exchange.trace)
 
 
 def _end(record: ExchangeRecord) -> TurnEnd:

@@ -176,14 +176,14 @@ def is_weirs(
 
 async def make_compaction(
     planner: Planner,
-    asked: PlanRequest,
+    plan_request: PlanRequest,
     recognized: Recognized,
     *,
     secret: bytes,
     name: str,
     keeps: bool,
 ) -> Made | None:
-    edits = asked.edits
+    edits = plan_request.edits
     budget = recognized.limits.budget
     transcript = recognized.transcript
     due = edits.compact_at if edits is not None and edits.pauses else None
@@ -197,21 +197,21 @@ async def make_compaction(
         ]
         flow = compacted(
             transcript,
-            settings=asked.settings,
+            settings=plan_request.settings,
             budget=budget,
-            known=recognized.known(observed=asked.settings.observes),
-            counter=asked.counter,
-            summarizer_input=asked.summarizer_input,
+            known=recognized.known(observed=plan_request.settings.observes),
+            counter=plan_request.counter,
+            summarizer_input=plan_request.summarizer_input,
             readings=planner.readings,
             shown=[at for at in users if keeps and inside(transcript.read(at).text) is None],
         )
-        text = await drive(flow, step(flow), asked.ask, asked.span)
+        text = await drive(flow, step(flow), plan_request.ask, plan_request.span)
         return Made(
-            request=asked.request,
+            request=plan_request.request,
             text=text,
-            sealed=seal(text, tenant=asked.tenant, secret=secret),
+            sealed=seal(text, tenant=plan_request.tenant, secret=secret),
             before=budget.estimate(transcript.tokens),
-            after=budget.estimate(asked.counter.count(text)),
+            after=budget.estimate(plan_request.counter.count(text)),
             at=int(planner.clock()),
             name=f"weir{name.removeprefix('req_')}",
         )
@@ -221,7 +221,7 @@ async def make_compaction(
 
 
 def natively(
-    asked: PlanRequest, client: ClientRequest, upstream: UpstreamSettings, plan: Plan
+    plan_request: PlanRequest, client: ClientRequest, upstream: UpstreamSettings, plan: Plan
 ) -> Plan:
     """The plan asking the provider to compact, where the policy leaves it to the provider and it
     can.
@@ -229,7 +229,7 @@ def natively(
     Nothing is asked twice: what the client says itself holds.
     """
     recognized = plan.recognized
-    if recognized is None or not _may_ask(asked.settings, client, upstream):
+    if recognized is None or not _may_ask(plan_request.settings, client, upstream):
         return plan
     budget = recognized.limits.budget
     size = budget.estimate(recognized.policy_limits.trigger)

@@ -197,13 +197,13 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
         return chat
 
     async def followed(
-        self, planner: Planner, asked: PlanRequest, client: ClientRequest, plan: Plan
+        self, planner: Planner, plan_request: PlanRequest, client: ClientRequest, plan: Plan
     ) -> Plan:
         """The plan with the client's own bytes wherever the provider's copy, or the client's, is
         what was planned.
         """
         if not self.chain:
-            is_own = plan.body is asked.request.body is not client.body
+            is_own = plan.body is plan_request.request.body is not client.body
             return msgspec.structs.replace(plan, body=client.body) if is_own else plan
         recognized = plan.recognized
         decision = plan.decision
@@ -217,7 +217,7 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
         # its provider does not have that answer, or not all of it
         if OWN in last.output or not last.output:
             return anew
-        if recognized is None or decision is None or asked.settings.observes:
+        if recognized is None or decision is None or plan_request.settings.observes:
             return own
         if decision.is_new:
             return anew
@@ -232,7 +232,9 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
         is_same = SAME * held <= planned <= held / SAME
         if held <= budget.estimate(recognized.policy_limits.trigger):
             return own if is_same else msgspec.structs.replace(own, sent=0)
-        smaller = await planner.harder(asked, plan, attempt=1) if planned > SAME * held else plan
+        smaller = (
+            await planner.harder(plan_request, plan, attempt=1) if planned > SAME * held else plan
+        )
         return own if smaller is None else msgspec.structs.replace(smaller, restarted=True)
 
 

@@ -63,13 +63,13 @@ async def both_sides(asked: ManagementRequest) -> Json:
     beside one another have the same ``place``. What they say is given to the caller alone.
     """
     row = await asked.conversation()
-    request = asked.path["rid"]
-    if len(request) > MAX_ID_LEN or not request.isprintable():
+    request_id = asked.path["rid"]
+    if len(request_id) > MAX_ID_LEN or not request_id.isprintable():
         raise NotFound("There is no such request.")
     try:
-        exchange_row, found = await asked.store.inspection(row, request)
+        exchange_row, found = await asked.store.inspection(row, request_id)
     except KeyError:
-        raise NotFound(f"The conversation has no request {request[:80]!r}.") from None
+        raise NotFound(f"The conversation has no request {request_id[:80]!r}.") from None
     exchange = exchange_of(exchange_row)
     template = asked.runtime.config.telemetry.trace_url
     trace = exchange["detail"].get("trace")

@@ -169,10 +169,10 @@ class Managed(Scenario):
         whole = script.transcript(length).tokens
         margin = self._calibration.margin(self._settings.margin, exact=counter.is_exact)
         budget = self._conditions.budget(self._settings, margin=margin)
-        asked = self._asked_of(script.body(length), budget)
-        recognized = await self._planner.recognize(asked)
+        plan_request = self._asked_of(script.body(length), budget)
+        recognized = await self._planner.recognize(plan_request)
         try:
-            plan = await self._planner.first(asked, recognized)
+            plan = await self._planner.first(plan_request, recognized)
         except ContextLengthExceeded as error:
             bucket = str((error.weir or {}).get("bucket", WHOLE_REQUEST))
             return Forwarded(pieces=None, tokens=whole, refused_by=bucket)
@@ -186,7 +186,7 @@ class Managed(Scenario):
         # what the upstream's count would teach: here it is the estimate
         if decision.raw_after >= MIN_SAMPLE:
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
-        self._preparation.after(asked, plan)
+        self._preparation.after(plan_request, plan)
         await self._preparation.settled()
         return Forwarded(
             pieces=decision.pieces if decision.pieces is not None else script.raw_pieces(length),
