@@ -81,7 +81,7 @@ async def overview(visit: PageVisit) -> View:
     waited = await store.overheads(tenant, since=since)
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
-    alerts = await open_alerts(visit.asked(rows=MOST))
+    alerts = await open_alerts(visit.api_request(rows=MOST))
     total = summed(rows)
     values: dict[str, Any] = {
         "period": period if period in PERIODS else "24h",
@@ -167,11 +167,11 @@ async def series(visit: PageVisit) -> Response:
 
 
 async def live(visit: PageVisit) -> Response:
-    return await live_requests(visit.asked())
+    return await live_requests(visit.api_request())
 
 
 async def conversations(visit: PageVisit) -> View:
-    found = await talks.listing(visit.asked({}, visit.given(*FIELDS, "cursor")))
+    found = await talks.listing(visit.api_request({}, visit.given(*FIELDS, "cursor")))
     keys = [(row["tenant"], row["id"]) for row in found["data"]]
     beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
@@ -193,7 +193,7 @@ async def conversations(visit: PageVisit) -> View:
 async def search(visit: PageVisit) -> View:
     query = visit.given("q", "conversation", "cursor")
     found = (
-        await search_removed(visit.asked({}, query, rows=20))
+        await search_removed(visit.api_request({}, query, rows=20))
         if query.get("q", "").strip()
         else None
     )
@@ -210,12 +210,12 @@ async def search(visit: PageVisit) -> View:
 async def conversation(visit: PageVisit) -> View:
     tab = visit.query.get("tab", TABS[0])
     tab = tab if tab in TABS else TABS[0]
-    one = await talks.one(visit.asked())
+    one = await talks.one(visit.api_request())
     query = visit.given("cursor") if tab == "requests" else {}
-    rows = await talks.timeline(visit.asked(query=query, rows=SHOWN))
+    rows = await talks.timeline(visit.api_request(query=query, rows=SHOWN))
     values: dict[str, Any] = {
         "one": one,
-        "out": await visit.runtime.store.count_removed(await visit.asked().conversation()),
+        "out": await visit.runtime.store.count_removed(await visit.api_request().conversation()),
         "tab": tab,
         "tabs": TABS,
         "exchanges": rows["data"][::-1],
@@ -230,27 +230,27 @@ async def conversation(visit: PageVisit) -> View:
 
 
 async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
-    asked = visit.asked(query=visit.given("cursor"))
+    request = visit.api_request(query=visit.given("cursor"))
     if tab == "removed":
-        found = await list_removed(asked)
+        found = await list_removed(request)
         by_version: dict[int, list[Json]] = {}
         for row in found["data"]:
             by_version.setdefault(row["version"], []).append(row)
         return {"batches": by_version, "next": visit.following(found["next"])}
     if tab == "checkpoints":
-        versions = await list_checkpoints(asked)
+        versions = await list_checkpoints(request)
         return {"versions": versions["data"], "next": visit.following(versions["next"])}
     if tab == "notes":
-        return {"notes": (await list_notes(asked))["data"][::-1], "next": None}
+        return {"notes": (await list_notes(request))["data"][::-1], "next": None}
     if tab == "health":
-        health = await health_of(visit.asked(rows=READINGS))
+        health = await health_of(visit.api_request(rows=READINGS))
         measured = [
             (title, is_share, [each[name] for each in health["history"] if each[name] is not None])
             for name, title, is_share in HEALTH
         ]
         return {"health": health, "measured": measured, "next": None}
     if tab == "audit":
-        told = await conversation_audit(asked)
+        told = await conversation_audit(request)
         return {"audit": told, "next": visit.following(told["next"])}
     return {"next": None}
 
@@ -273,22 +273,22 @@ def _picture(
 
 async def rollback(visit: PageVisit) -> Redirect:
     version = visit.field("version")
-    await roll_back(visit.asked({**visit.path, "version": version}))
+    await roll_back(visit.api_request({**visit.path, "version": version}))
     return _back(visit, "removed", "rollback")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    await pin_removed(visit.asked(body={"ref": visit.field("ref")}))
+    await pin_removed(visit.api_request(body={"ref": visit.field("ref")}))
     return _back(visit, "removed", "pin")
 
 
 async def compact(visit: PageVisit) -> Redirect:
-    await talks.compact(visit.asked())
+    await talks.compact(visit.api_request())
     return _back(visit, "requests", "compact")
 
 
 async def close(visit: PageVisit) -> Redirect:
-    await talks.close(visit.asked())
+    await talks.close(visit.api_request())
     return _back(visit, "requests", "close")
 
 
@@ -296,7 +296,7 @@ async def note(visit: PageVisit) -> Redirect:
     fields = {
         name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)
     }
-    await add_note(visit.asked(body=fields))
+    await add_note(visit.api_request(body=fields))
     return _back(visit, "notes", "note")
 
 
@@ -305,7 +305,7 @@ def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
 
 
 async def checkpoint(visit: PageVisit) -> View | Response:
-    saved = await checkpoint_version(visit.asked())
+    saved = await checkpoint_version(visit.api_request())
     text = Checkpoint.from_json(json.dumps(saved["state"])).to_markdown()
     name = f"checkpoint-{saved['version']}"
     if visit.query.get("as") == "md":
@@ -316,14 +316,14 @@ async def checkpoint(visit: PageVisit) -> View | Response:
         )
     versions = [
         each["version"]
-        for each in (await list_checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]
+        for each in (await list_checkpoints(visit.api_request(query={}, rows=SHOWN)))["data"]
     ]
     against = visit.query.get("against") or str(
         max((v for v in versions if v < saved["version"]), default="")
     )
     lines: list[tuple[str, str]] = []
     if against.isdigit() and int(against) in versions:
-        other = await checkpoint_version(visit.asked({**visit.path, "version": against}))
+        other = await checkpoint_version(visit.api_request({**visit.path, "version": against}))
         before = Checkpoint.from_json(json.dumps(other["state"])).to_markdown()
         lines = list(difference(before, text))
     values = {
@@ -352,8 +352,8 @@ def attachment(body: bytes, name: str, kind: str) -> Response:
 
 
 async def request(visit: PageVisit) -> View:
-    one = await talks.one(visit.asked())
-    both = await both_sides(visit.asked())
+    one = await talks.one(visit.api_request())
+    both = await both_sides(visit.api_request())
     values = {
         "one": one,
         "both": both,
@@ -397,7 +397,9 @@ def marked(pair: Pair, side: str) -> Markup:
 async def original(visit: PageVisit) -> View:
     ref = visit.path["ref"]
     cursor = visit.query.get("cursor", "0")
-    answer = await blob(visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor}))
+    answer = await blob(
+        visit.api_request({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor})
+    )
     told = answer.headers
     values = {
         "ref": ref,

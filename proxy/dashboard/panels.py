@@ -34,13 +34,15 @@ LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 
 async def policies(visit: PageVisit) -> View:
-    found = await admin.policies(visit.asked(rows=MAX_ROWS))
+    found = await admin.policies(visit.api_request(rows=MAX_ROWS))
     return View("policies.html", {"rows": found["data"], "keys": await _keys_by_policy(visit)})
 
 
 async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
     by_policy: dict[str, list[str]] = {}
-    for row in (await admin.keys(visit.asked(rows=MAX_ROWS)))["data"] if visit.is_operator else ():
+    for row in (
+        (await admin.keys(visit.api_request(rows=MAX_ROWS)))["data"] if visit.is_operator else ()
+    ):
         if row["revoked"] is None:
             by_policy.setdefault(row["policy"] or visit.runtime.config.default_policy, []).append(
                 row["name"]
@@ -52,7 +54,7 @@ async def policy(visit: PageVisit) -> View:
     name = visit.path["name"]
     if visit.is_operator and name not in visit.runtime.config.policies:
         return _edited(visit, name, f"preset: {DEFAULT_PRESET}\n")
-    one = await admin.policy(visit.asked())
+    one = await admin.policy(visit.api_request())
     given = visit.runtime.set_policies.get(name)
     text = given.text if given is not None and given.body is not None else _own_text(visit, name)
     return _edited(visit, name, text, one=one, keys=(await _keys_by_policy(visit)).get(name, []))
@@ -153,28 +155,28 @@ async def save_policy(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     name = visit.field("name") or visit.path["name"]
     text = visit.field("text").replace("\r\n", "\n")
-    asked = visit.asked({"name": name}, body=text.encode())
+    request = visit.api_request({"name": name}, body=text.encode())
     try:
-        await admin.put_policy(asked)
+        await admin.put_policy(request)
     except InvalidRequest as fault:
         found = (fault.weir or {}).get("problems")
         problems = [str(each) for each in found] if isinstance(found, list) else [fault.message]
         one = None
         with suppress(NotFound):
-            one = await admin.policy(visit.asked({"name": name}))
+            one = await admin.policy(visit.api_request({"name": name}))
         return _edited(visit, name, text, one=one, problems=problems, status=400)
     return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done=set-policy")
 
 
 async def delete_policy(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await admin.delete_policy(visit.asked())
+    await admin.delete_policy(visit.api_request())
     return Redirect(f"{PATH}/policies?done=remove-policy")
 
 
 async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
-    found = await admin.keys(visit.asked(query={}, rows=MAX_ROWS))
+    found = await admin.keys(visit.api_request(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
         "rows": sorted(
             found["data"],
@@ -204,7 +206,7 @@ async def create_key(visit: PageVisit) -> View:
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
     try:
-        made = await admin.create_key(visit.asked(body=body))
+        made = await admin.create_key(visit.api_request(body=body))
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
     return await keys(visit, status=201, made=made)
@@ -212,14 +214,14 @@ async def create_key(visit: PageVisit) -> View:
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
-    return await keys(visit, status=201, made=await admin.rotate_key(visit.asked()))
+    return await keys(visit, status=201, made=await admin.rotate_key(visit.api_request()))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     try:
         await admin.limit_key(
-            visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS})
+            visit.api_request(body={name: visit.field(name).strip() or None for name in LIMITS})
         )
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
@@ -228,7 +230,7 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
 
 async def revoke_key(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await admin.revoke_key(visit.asked())
+    await admin.revoke_key(visit.api_request())
     return Redirect(f"{PATH}/keys?done=revoke-key")
 
 
@@ -253,7 +255,7 @@ async def usage(visit: PageVisit) -> View:
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     since = visit.query.get("since", "30d")
     query = {"since": since, **visit.given("by", "cursor")}
-    return await usage_by(visit.asked(query=query, rows=rows)), query.get("by", ""), since
+    return await usage_by(visit.api_request(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> Response:
@@ -277,7 +279,7 @@ async def system(visit: PageVisit) -> View:
     visit.only_operator()
     runtime = visit.runtime
     store = visit.runtime.store
-    config = await admin.config(visit.asked())
+    config = await admin.config(visit.api_request())
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
@@ -298,7 +300,7 @@ async def system(visit: PageVisit) -> View:
         "waiting": runtime.write_queue.waiting(),
         "failing": runtime.write_queue.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),
-        "windows": (await admin.windows(visit.asked(rows=MAX_ROWS)))["data"],
+        "windows": (await admin.windows(visit.api_request(rows=MAX_ROWS)))["data"],
         "config": yaml.safe_dump(config["values"], sort_keys=False, allow_unicode=True),
         "places": config["from"],
         "warnings": config["warnings"],
@@ -328,5 +330,5 @@ def _drops(visit: PageVisit) -> list[tuple[str, str]]:
 
 async def forget(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await admin.forget_window(visit.asked(body={"scope": visit.field("scope")}))
+    await admin.forget_window(visit.api_request(body={"scope": visit.field("scope")}))
     return Redirect(f"{PATH}/system?done=forget")

@@ -254,7 +254,7 @@ class PageVisit:
     def field(self, name: str) -> str:
         return next(iter(self.form.get(name, ())), "")
 
-    def asked(
+    def api_request(
         self,
         path: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
@@ -262,7 +262,7 @@ class PageVisit:
         body: object = None,
         rows: int = 50,
     ) -> ManagementRequest:
-        """What a handler of the management API is asked with: as who looks, and nobody else."""
+        """A request to the management API by the person who looks, and by nobody else."""
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )

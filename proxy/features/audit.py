@@ -10,17 +10,17 @@ ENDED = (0, "", 0, 0)
 """The place in a list of evictions that has come to its end before the list beside it."""
 
 
-async def audit_rows(asked: ManagementRequest) -> Json:
+async def audit_rows(request: ManagementRequest) -> Json:
     """The rows of the caller's audit, newest first, those of deleted conversations included; for
     the operator of all.
 
     ``type`` leaves one kind of row.
     """
-    limit = asked.limit()
-    kind = asked.word("type", tuple(map(str, AuditType)))
-    of_all = asked.tenant is None
-    after = asked.after(float, str, int) if of_all else asked.after(int)
-    rows = await asked.store.audit(asked.tenant, kind=kind, limit=limit + 1, after=after)
+    limit = request.limit()
+    kind = request.word("type", tuple(map(str, AuditType)))
+    of_all = request.tenant is None
+    after = request.after(float, str, int) if of_all else request.after(int)
+    rows = await request.store.audit(request.tenant, kind=kind, limit=limit + 1, after=after)
 
     def place(row: AuditRow) -> Place:
         return (row.at, row.tenant, row.seq) if of_all else (row.seq,)
@@ -28,22 +28,22 @@ async def audit_rows(asked: ManagementRequest) -> Json:
     return page(rows, limit, _audited, place)
 
 
-async def conversation_audit(asked: ManagementRequest) -> Json:
+async def conversation_audit(request: ManagementRequest) -> Json:
     """What batches took out of the conversation's window or made shorter, and its rows in the
     audit, newest first.
     """
-    limit = asked.limit()
-    given = asked.after(float, str, int, int, int)
-    row = await asked.conversation()
+    limit = request.limit()
+    given = request.after(float, str, int, int, int)
+    row = await request.conversation()
     evicted, seen = (None, None) if given is None else (given[:4], given[4:])
     rows = list[EvictionRow]()
     events = list[AuditRow]()
     if evicted is None or evicted[1]:
-        rows = await asked.store.evictions(
+        rows = await request.store.evictions(
             row.tenant, conversation=row, limit=limit + 1, after=evicted
         )
     if seen is None or seen[0]:
-        events = await asked.store.audit(
+        events = await request.store.audit(
             row.tenant, conversation=row.id, limit=limit + 1, after=seen
         )
     following = None

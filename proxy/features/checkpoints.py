@@ -49,14 +49,14 @@ def saved_of(row: CheckpointRow) -> Json:
     }
 
 
-async def checkpoint(asked: ManagementRequest) -> Json:
+async def checkpoint(request: ManagementRequest) -> Json:
     """The newest version of the checkpoint."""
-    return saved_of(await _newest(asked))
+    return saved_of(await _newest(request))
 
 
-async def checkpoint_markdown(asked: ManagementRequest) -> Response:
+async def checkpoint_markdown(request: ManagementRequest) -> Response:
     """The newest version of the checkpoint, for people."""
-    row = await _newest(asked)
+    row = await _newest(request)
     try:
         text = Checkpoint.from_json(row.body).to_markdown()
     except InvalidCheckpoint as error:
@@ -64,40 +64,40 @@ async def checkpoint_markdown(asked: ManagementRequest) -> Response:
     return Response(text.encode("utf-8", "replace"), media_type=MARKDOWN)
 
 
-async def list_checkpoints(asked: ManagementRequest) -> Json:
+async def list_checkpoints(request: ManagementRequest) -> Json:
     """The versions of the checkpoint, the newest first."""
-    wanted = asked.limit(), asked.after(str, int)
-    rows = (await checkpoints_of(asked.store, await asked.conversation()))[::-1]
+    wanted = request.limit(), request.after(str, int)
+    rows = (await checkpoints_of(request.store, await request.conversation()))[::-1]
     return page_of_whole(rows, wanted, version_of, lambda row: (row.branch, row.version))
 
 
-async def checkpoint_version(asked: ManagementRequest) -> Json:
+async def checkpoint_version(request: ManagementRequest) -> Json:
     """One version of the checkpoint."""
-    version = asked.version()
-    row = await asked.conversation()
-    found = await _at_version(asked, row, version)
-    rows = await checkpoints_of(asked.store, row)
+    version = request.version()
+    row = await request.conversation()
+    found = await _at_version(request, row, version)
+    rows = await checkpoints_of(request.store, row)
     before = [each for each in rows if each.branch == found.branch and each.version < version]
     previous = Checkpoint.from_json(before[-1].body) if before else None
     return {**saved_of(found), "changed": dict(Checkpoint.from_json(found.body).delta(previous))}
 
 
-async def source(asked: ManagementRequest) -> Response:
+async def source(request: ManagementRequest) -> Response:
     """What a version's summary stands for: the messages as the client sent them, as one JSON array
     in pages.
     """
-    tenant = asked.own()
-    cursor = cursor_in(asked)
-    version = asked.version()
-    row = await _at_version(asked, await asked.conversation(), version)
+    tenant = request.own()
+    cursor = cursor_in(request)
+    version = request.version()
+    row = await _at_version(request, await request.conversation(), version)
     if row.cut is None:
         raise NotFound(
             f"Version {version} was only saved ({row.reason}): it stands for no messages."
         )
-    originals = await asked.store.covered(tenant, row.cut.ref)
+    originals = await request.store.covered(tenant, row.cut.ref)
     if [each.ref for each in originals] != list(row.covered):
         by_ref = {
-            ref: await asked.store.original(tenant, ref) for ref in dict.fromkeys(row.covered)
+            ref: await request.store.original(tenant, ref) for ref in dict.fromkeys(row.covered)
         }
         originals = [found for ref in row.covered if (found := by_ref[ref]) is not None]
     if len(originals) < len(row.covered):
@@ -110,17 +110,17 @@ async def source(asked: ManagementRequest) -> Response:
     return await page_of_bytes(array_of([each.body for each in originals]), cursor)
 
 
-async def roll_back(asked: ManagementRequest) -> Json:
+async def roll_back(request: ManagementRequest) -> Json:
     """Take back what was done after a version; what is in force then is a version of its own."""
-    version = asked.version()
-    await asked.fields(())
-    row = await asked.only_conversation()
+    version = request.version()
+    await request.fields(())
+    row = await request.only_conversation()
     try:
-        return {"version": await asked.runtime.planner.conversations.rollback(row, version)}
+        return {"version": await request.runtime.planner.conversations.rollback(row, version)}
     except NoSuchVersion:
-        versions = sorted({0, *(each.version for each in await checkpoints_of(asked.store, row))})[
-            -VERSIONS_SHOWN:
-        ]
+        versions = sorted(
+            {0, *(each.version for each in await checkpoints_of(request.store, row))}
+        )[-VERSIONS_SHOWN:]
         there = (
             f"it is at version {row.version}, with checkpoints at {', '.join(map(str, versions))}"
         )
@@ -138,11 +138,11 @@ async def newest_checkpoint(store: Store, row: ConversationRow) -> CheckpointRow
 
 
 async def _at_version(
-    asked: ManagementRequest, row: ConversationRow, version: int
+    request: ManagementRequest, row: ConversationRow, version: int
 ) -> CheckpointRow:
-    found = await asked.store.checkpoint_at(row, version)
+    found = await request.store.checkpoint_at(row, version)
     if found is None:
-        versions = sorted({each.version for each in await checkpoints_of(asked.store, row)})[
+        versions = sorted({each.version for each in await checkpoints_of(request.store, row)})[
             -VERSIONS_SHOWN:
         ]
         there = f"there are {', '.join(map(str, versions))}" if versions else "none was saved yet"
@@ -153,9 +153,9 @@ async def _at_version(
     return found
 
 
-async def _newest(asked: ManagementRequest) -> CheckpointRow:
-    row = await asked.conversation()
-    if (found := await newest_checkpoint(asked.store, row)) is not None:
+async def _newest(request: ManagementRequest) -> CheckpointRow:
+    row = await request.conversation()
+    if (found := await newest_checkpoint(request.store, row)) is not None:
         return found
     raise NotFound(
         f"Conversation {row.name[:80]!r} has no checkpoint: nothing was compacted or saved in it"

@@ -87,10 +87,10 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     None where it asks for nothing, or for something that is not known here: that is the upstream's
     to judge.
     """
-    asked = read_value(fields[EDITS]) if EDITS in fields else None
-    if isinstance(asked, list):
-        return _of_responses(asked)
-    edits = asked.get("edits") if isinstance(asked, dict) else None
+    field = read_value(fields[EDITS]) if EDITS in fields else None
+    if isinstance(field, list):
+        return _of_responses(field)
+    edits = field.get("edits") if isinstance(field, dict) else None
     if not isinstance(edits, list) or not edits:
         return None
     values: dict[str, Any] = {}
@@ -102,13 +102,13 @@ def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
     return ClientEdits(**values)
 
 
-def _of_responses(asked: list[Any]) -> ClientEdits | None:
+def _of_responses(field: list[Any]) -> ClientEdits | None:
     sizes = [
         each.get("compact_threshold")
-        for each in asked
+        for each in field
         if isinstance(each, dict) and each.get("type") == COMPACTION
     ]
-    size = sizes[0] if len(sizes) == len(asked) == 1 else None
+    size = sizes[0] if len(sizes) == len(field) == 1 else None
     return (
         ClientEdits(compact_at=size)
         if isinstance(size, int) and not isinstance(size, bool) and size > 0

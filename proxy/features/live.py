@@ -17,7 +17,7 @@ ENDS_AFTER = 600.0
 AT_ONCE = 50
 
 
-async def live_requests(asked: ManagementRequest) -> Response:
+async def live_requests(request: ManagementRequest) -> Response:
     """The caller's requests as they are stored, as server-sent events: ``request``, whose data is
     the request as JSON.
 
@@ -25,21 +25,21 @@ async def live_requests(asked: ManagementRequest) -> Response:
     again.
     """
     headers = {"cache-control": "no-transform", "x-accel-buffering": "no"}
-    return StreamingResponse(events(asked), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events(request), media_type="text/event-stream", headers=headers)
 
 
-async def events(asked: ManagementRequest) -> AsyncIterator[bytes]:
-    store = asked.store
-    clock = asked.runtime.planner.clock
+async def events(request: ManagementRequest) -> AsyncIterator[bytes]:
+    store = request.store
+    clock = request.runtime.planner.clock
     loop = asyncio.get_running_loop()
     begun = quiet = loop.time()
     since = clock()
     seen = set[str]()
     yield b"retry: 3000\n\n"
-    while loop.time() - begun < ENDS_AFTER and not asked.shutdown.draining.is_set():
+    while loop.time() - begun < ENDS_AFTER and not request.shutdown.draining.is_set():
         await asyncio.sleep(POLLED_EVERY)
         try:
-            rows = await store.passed(asked.tenant, limit=AT_ONCE, since=since)
+            rows = await store.passed(request.tenant, limit=AT_ONCE, since=since)
         except StoreError:
             continue
         fresh = [row for row in reversed(rows) if row["id"] not in seen]

@@ -13,27 +13,27 @@ MAX_NOTE_LEN = 4_000
 USUAL = "normal"
 
 
-async def list_notes(asked: ManagementRequest) -> Json:
+async def list_notes(request: ManagementRequest) -> Json:
     """The notes on a conversation, oldest first."""
-    wanted = asked.limit(), asked.after(str)
-    row = await asked.conversation()
-    rows = await asked.store.notes(row.tenant, row.id)
+    wanted = request.limit(), request.after(str)
+    row = await request.conversation()
+    rows = await request.store.notes(row.tenant, row.id)
     return page_of_whole(rows, wanted, fields_of, lambda row: (row.id.hex(),))
 
 
-async def add_note(asked: ManagementRequest) -> Json | Response:
+async def add_note(request: ManagementRequest) -> Json | Response:
     """Store a note on the conversation; the same text in the same category is stored once."""
-    note = _note(await asked.fields(("text", "category", "importance")))
-    row = await asked.only_conversation()
-    if not asked.store.keeps_content:
+    note = _note(await request.fields(("text", "category", "importance")))
+    row = await request.only_conversation()
+    if not request.store.keeps_content:
         raise InvalidRequest(
             "This proxy stores nothing that is said (store.content: digest), and so no notes."
         )
-    stored = NoteRow.of(note, at=asked.runtime.planner.clock())
-    if await asked.store.add_notes(row.tenant, row.id, [stored]):
-        asked.runtime.planner.conversations.note(row, note)
+    stored = NoteRow.of(note, at=request.runtime.planner.clock())
+    if await request.store.add_notes(row.tenant, row.id, [stored]):
+        request.runtime.planner.conversations.note(row, note)
         return fields_of(stored)
-    known = {each.id: each for each in await asked.store.notes(row.tenant, row.id)}
+    known = {each.id: each for each in await request.store.notes(row.tenant, row.id)}
     return as_json(fields_of(known.get(stored.id, stored)))
 
 

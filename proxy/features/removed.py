@@ -69,34 +69,34 @@ def removed_of(row: RemovedRow, *, with_text: bool) -> Json:
     return found | {"begins": row.text[:EXCERPT]} if with_text else found
 
 
-async def list_removed(asked: ManagementRequest) -> Json:
+async def list_removed(request: ManagementRequest) -> Json:
     """What is out of the conversation's window, why, since when, and where the original is."""
-    limit = asked.limit()
-    after = asked.after(str)
-    row = await asked.conversation()
+    limit = request.limit()
+    after = request.after(str)
+    row = await request.conversation()
     try:
-        rows = await asked.store.removed(
+        rows = await request.store.removed(
             row, after=None if after is None else str(after[0]), limit=limit + 1
         )
     except KeyError:
         raise gone() from None
-    own = asked.tenant is not None
+    own = request.tenant is not None
     return page(rows, limit, lambda row: removed_of(row, with_text=own), lambda row: (row.ref,))
 
 
-async def search_removed(asked: ManagementRequest) -> Json:
+async def search_removed(request: ManagementRequest) -> Json:
     """Removed messages with all the words that are asked for, else with any of them, best first."""
-    tenant = asked.own()
-    words = asked.query.get("q", "")
-    name = asked.query.get("conversation")
+    tenant = request.own()
+    words = request.query.get("q", "")
+    name = request.query.get("conversation")
     if not words.strip():
         raise InvalidRequest("q should say what to search for.", param="q")
     if len(words) > MAX_QUERY_LEN:
         raise InvalidRequest(f"q may have up to {MAX_QUERY_LEN} characters.", param="q")
-    limit = asked.limit()
-    start = min(MAX_FOUND, asked.start())
-    within = None if name is None else (await asked.conversation(name)).id
-    found = await asked.store.search(
+    limit = request.limit()
+    start = min(MAX_FOUND, request.start())
+    within = None if name is None else (await request.conversation(name)).id
+    found = await request.store.search(
         tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within
     )
 
@@ -108,9 +108,9 @@ async def search_removed(asked: ManagementRequest) -> Json:
     return page_from(found, start, limit, show)
 
 
-async def pin_removed(asked: ManagementRequest) -> Json:
+async def pin_removed(request: ManagementRequest) -> Json:
     """Have a removed message come back, and never be removed again."""
-    given = (await asked.fields(("ref",))).get("ref")
+    given = (await request.fields(("ref",))).get("ref")
     if (
         not isinstance(given, str)
         or not given
@@ -121,7 +121,7 @@ async def pin_removed(asked: ManagementRequest) -> Json:
             "ref must be that of a removed message, as its list has it.", param="ref"
         )
     ref = given.removesuffix(TEXT_OF)
-    if not await asked.runtime.planner.conversations.pin(await asked.only_conversation(), ref):
+    if not await request.runtime.planner.conversations.pin(await request.only_conversation(), ref):
         raise NotFound(
             f"Nothing with the ref {ref!r} was removed from this conversation; see its list of what"
             " was."
@@ -129,24 +129,24 @@ async def pin_removed(asked: ManagementRequest) -> Json:
     return {"pinned": ref}
 
 
-async def blob(asked: ManagementRequest) -> Response:
+async def blob(request: ManagementRequest) -> Response:
     """The original of a removed message, or of all that a summary covers, in pages of at most 64
     KiB.
 
     ``REF`` is the JSON that the client sent, ``REF.txt`` what it says, as UTF-8.
     """
-    tenant = asked.own()
-    given = asked.path["ref"]
-    cursor = cursor_in(asked)
-    body = await _original(asked, tenant, given.removesuffix(TEXT_OF))
+    tenant = request.own()
+    given = request.path["ref"]
+    cursor = cursor_in(request)
+    body = await _original(request, tenant, given.removesuffix(TEXT_OF))
     return await page_of_bytes(body, cursor, as_text=given.endswith(TEXT_OF))
 
 
-async def _original(asked: ManagementRequest, tenant: str, ref: str) -> bytes:
-    waiting = asked.runtime.write_queue.original(tenant, ref)
+async def _original(request: ManagementRequest, tenant: str, ref: str) -> bytes:
+    waiting = request.runtime.write_queue.original(tenant, ref)
     if waiting is not None:
         return waiting
-    store = asked.store
+    store = request.store
     if len(ref) <= MAX_REF_LEN and ref.isprintable():
         original = await store.original(tenant, ref)
         if original is not None:

@@ -57,30 +57,30 @@ VALUES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
 COUNTED = frozenset({"tokens_before", "tokens_after", "prompt", "cached", "completion"})
 
 
-async def metric_series(asked: ManagementRequest) -> Json:
+async def metric_series(request: ManagementRequest) -> Json:
     """A metric of the caller's requests over time, step by step; the operator gets that of
     everybody's.
 
     ``store_bytes``, the size of the database, is for the operator.
     """
-    metric = asked.word("metric", METRICS)
+    metric = request.word("metric", METRICS)
     if metric is None:
         raise InvalidRequest(f"metric must be one of {', '.join(METRICS)}.", param="metric")
-    if metric in OPERATORS_METRICS and asked.tenant is not None:
+    if metric in OPERATORS_METRICS and request.tenant is not None:
         raise Forbidden(f"{metric} is for the operator: send the admin token (auth.admin_token).")
-    step = STEPS[asked.word("step", tuple(STEPS)) or "1h"]
-    since = asked.since("24h")
-    now = asked.runtime.planner.clock()
+    step = STEPS[request.word("step", tuple(STEPS)) or "1h"]
+    since = request.since("24h")
+    now = request.runtime.planner.clock()
     if (now - since) / step > MAX_POINTS:
         raise InvalidRequest(
             f"That is more than {MAX_POINTS} steps: ask for a longer step.", param="step"
         )
     if metric == "store_bytes":
-        newest = {int(at // step): float(size) for at, size in await asked.store.sizes()}
+        newest = {int(at // step): float(size) for at, size in await request.store.sizes()}
         unit = "bytes"
         values = _points(newest, metric, since=since, until=now, step=step)
     else:
-        rows = await asked.store.figures(asked.tenant, since=since, step=float(step))
+        rows = await request.store.figures(request.tenant, since=since, step=float(step))
         unit, values = values_of(rows, metric, since=since, until=now, step=step)
     return {"metric": metric, "unit": unit, "step": step, "since": since, "data": values}
 

@@ -60,7 +60,7 @@ def beside_cost(*, unpriced: float, estimated: float) -> str:
     )
 
 
-async def usage_by(asked: ManagementRequest) -> Json:
+async def usage_by(request: ManagementRequest) -> Json:
     """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or
     conversation.
 
@@ -68,12 +68,12 @@ async def usage_by(asked: ManagementRequest) -> Json:
     without a name. The most forwarded tokens come first; a caller sees its own, the operator every
     key's.
     """
-    limit = asked.limit()
-    by = asked.word("by", KINDS)
-    since = day_of(asked.since("30d"))
-    start = asked.start()
-    rows = await asked.store.usage(asked.tenant, since=since, by=by)
-    names = asked.runtime.keyring.names
+    limit = request.limit()
+    by = request.word("by", KINDS)
+    since = day_of(request.since("30d"))
+    start = request.start()
+    rows = await request.store.usage(request.tenant, since=since, by=by)
+    names = request.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
     return {"since": since, "by": by, "total": taken(rows), **found}
 

@@ -42,16 +42,16 @@ MAX_MODELS = 100
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 
 
-async def keys(asked: ManagementRequest) -> Json:
+async def keys(request: ManagementRequest) -> Json:
     """Every key, revoked ones included, with what it may, and its use in the last 30 days; no
     secrets.
     """
-    wanted = (asked.limit(), asked.after(str))
-    runtime = asked.runtime
-    made = await asked.store.list_keys()
+    wanted = (request.limit(), request.after(str))
+    runtime = request.runtime
+    made = await request.store.list_keys()
     used = {
         row.tenant: row
-        for row in await asked.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)
+        for row in await request.store.usage(None, since=runtime.planner.clock() - DAYS * DAY)
     }
     stated: dict[str, KeyRow] = {}
     for each in runtime.config.keys:
@@ -90,79 +90,79 @@ def _limited(row: KeyRow) -> Json:
     }
 
 
-async def create_key(asked: ManagementRequest) -> Json:
+async def create_key(request: ManagementRequest) -> Json:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
-    given = await asked.fields(
+    given = await request.fields(
         ("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow")
     )
     secret = create_secret()
-    row = _new_key(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
+    row = _new_key(request, given, digest=key_digest(request.runtime.secret, secret.encode()))
     try:
-        await asked.store.add_key(row)
+        await request.store.add_key(row)
     except NameTaken:
         raise _taken(row.name) from None
-    asked.runtime.take_keys(await asked.store.list_keys())
+    request.runtime.take_keys(await request.store.list_keys())
     return _made(row, secret)
 
 
-async def rotate_key(asked: ManagementRequest) -> Json:
+async def rotate_key(request: ManagementRequest) -> Json:
     """Give a key another secret, told this once; what was the old one's, conversations and usage,
     is the new one's.
     """
-    await asked.fields(())
-    old = await _in_force(asked)
+    await request.fields(())
+    old = await _in_force(request)
     secret = create_secret()
-    at = asked.runtime.planner.clock()
-    await asked.store.rotate_key(
-        old.name, key_digest(asked.runtime.secret, secret.encode()), at=at, until=at
+    at = request.runtime.planner.clock()
+    await request.store.rotate_key(
+        old.name, key_digest(request.runtime.secret, secret.encode()), at=at, until=at
     )
-    asked.runtime.take_keys(await asked.store.list_keys())
+    request.runtime.take_keys(await request.store.list_keys())
     return _made(old, secret)
 
 
-async def limit_key(asked: ManagementRequest) -> Json:
+async def limit_key(request: ManagementRequest) -> Json:
     """Set some of a key's limits, from its next request on; those that are not given stay."""
-    given = await asked.fields(LIMITS)
-    old = await _in_force(asked)
-    at = asked.runtime.planner.clock()
+    given = await request.fields(LIMITS)
+    old = await _in_force(request)
+    at = request.runtime.planner.clock()
     limits = key_limits(given, now=at)
     if limits:
-        await asked.store.change_key(old.name, limits, at)
-        asked.runtime.take_keys(await asked.store.list_keys())
-    return _limited(await _in_force(asked))
+        await request.store.change_key(old.name, limits, at)
+        request.runtime.take_keys(await request.store.list_keys())
+    return _limited(await _in_force(request))
 
 
-async def set_key_policy(asked: ManagementRequest) -> Json:
+async def set_key_policy(request: ManagementRequest) -> Json:
     """Give a key another policy from its next request on, null for the default one; all else of it
     stays.
     """
-    given = await asked.fields(("policy",))
-    policy = _policy_in(asked, given)
-    old = await _in_force(asked)
-    at = asked.runtime.planner.clock()
-    await asked.store.change_key(old.name, {"policy": policy}, at, change="policy")
-    asked.runtime.take_keys(await asked.store.list_keys())
+    given = await request.fields(("policy",))
+    policy = _policy_in(request, given)
+    old = await _in_force(request)
+    at = request.runtime.planner.clock()
+    await request.store.change_key(old.name, {"policy": policy}, at, change="policy")
+    request.runtime.take_keys(await request.store.list_keys())
     return {"name": old.name, "policy": policy}
 
 
-async def revoke_key(asked: ManagementRequest) -> Json:
+async def revoke_key(request: ManagementRequest) -> Json:
     """Revoke a key: its next request is refused. One of the file is taken out of the file
     instead.
     """
-    old = await _in_force(asked)
-    at = asked.runtime.planner.clock()
-    await asked.store.revoke_key(old.name, at)
-    asked.runtime.take_keys(await asked.store.list_keys())
+    old = await _in_force(request)
+    at = request.runtime.planner.clock()
+    await request.store.revoke_key(old.name, at)
+    request.runtime.take_keys(await request.store.list_keys())
     return {"name": old.name, "revoked": at}
 
 
-async def _in_force(asked: ManagementRequest) -> KeyRow:
-    name = asked.path["key"]
-    rows = await asked.store.list_keys()
+async def _in_force(request: ManagementRequest) -> KeyRow:
+    name = request.path["key"]
+    rows = await request.store.list_keys()
     for row in rows:
         if row.name == name and row.revoked is None:
             return row
-    if any(each.name == name for each in asked.runtime.config.keys):
+    if any(each.name == name for each in request.runtime.config.keys):
         raise InvalidRequest(
             f"The key {name[:80]!r} stands in the configuration's file: change it there.",
             param="key",
@@ -181,7 +181,7 @@ def _made(row: KeyRow, secret: str) -> Json:
     return _limited(row) | made
 
 
-def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
+def _new_key(request: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
     name = given.get("name")
     if (
         not isinstance(name, str)
@@ -190,15 +190,15 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
         or not name.isprintable()
     ):
         raise InvalidRequest(f"name must be 1 to {MAX_KEY_NAME} characters.", param="name")
-    if name.strip() in [key.name for key in asked.runtime.config.keys]:
+    if name.strip() in [key.name for key in request.runtime.config.keys]:
         raise _taken(name.strip())
-    policy = _policy_in(asked, given)
+    policy = _policy_in(request, given)
     models = _words(given, "models")
     allow = _words(given, "allow")
     for word in allow:
         if word not in PERMISSIONS:
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
-    now = asked.runtime.planner.clock()
+    now = request.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
     return KeyRow(
         name=name.strip(),
@@ -211,9 +211,9 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
     )
 
 
-def _policy_in(asked: ManagementRequest, given: dict[str, Any]) -> str | None:
+def _policy_in(request: ManagementRequest, given: dict[str, Any]) -> str | None:
     policy = given.get("policy")
-    known = list(asked.runtime.config.policies)
+    known = list(request.runtime.config.policies)
     if policy is None or (isinstance(policy, str) and policy in known):
         return policy
     hint = nearest(policy, known) if isinstance(policy, str) else ""
@@ -241,11 +241,11 @@ PUBLISHED_ELSEWHERE = frozenset({"policies", "warnings"})
 Origin = Literal["preset", "file", "api"]
 
 
-async def config(asked: ManagementRequest) -> Json:
+async def config(request: ManagementRequest) -> Json:
     """Every value of the configuration that holds, secrets as ``***``, and where each came from;
     without policies.
     """
-    effective = asked.runtime.config
+    effective = request.runtime.config
     values = await asyncio.to_thread(public, effective)  # the first call makes its schema
     return {
         "values": {
@@ -257,35 +257,35 @@ async def config(asked: ManagementRequest) -> Json:
     }
 
 
-async def windows(asked: ManagementRequest) -> Json:
+async def windows(request: ManagementRequest) -> Json:
     """The limits that upstreams have taught this process, and that still hold."""
-    wanted = asked.limit(), asked.after(str, str)
-    rows = sorted(asked.runtime.limits_resolver.learned(), key=lambda row: (row.scope, row.kind))
+    wanted = request.limit(), request.after(str, str)
+    rows = sorted(request.runtime.limits_resolver.learned(), key=lambda row: (row.scope, row.kind))
     return page_of_whole(rows, wanted, fields_of, lambda row: (row.scope, row.kind))
 
 
-async def forget_window(asked: ManagementRequest) -> Json:
+async def forget_window(request: ManagementRequest) -> Json:
     """Forget what was learned of a scope: what the configuration, the upstream or the tables say
     holds again.
 
     Other processes go on with it until it expires.
     """
-    scope = (await asked.fields(("scope",))).get("scope")
+    scope = (await request.fields(("scope",))).get("scope")
     if not isinstance(scope, str) or not scope or len(scope) > MAX_SCOPE_LEN:
         raise InvalidRequest(
             "scope must be that of a learned window, as their list has it.", param="scope"
         )
-    is_known = any(row.scope == scope for row in asked.runtime.limits_resolver.learned())
-    asked.runtime.limits_resolver.forget(scope)
-    if not await asked.store.forget_limit(scope) and not is_known:
+    is_known = any(row.scope == scope for row in request.runtime.limits_resolver.learned())
+    request.runtime.limits_resolver.forget(scope)
+    if not await request.store.forget_limit(scope) and not is_known:
         raise NotFound(f"No window was learned of {scope[:80]!r}.")
     return {"forgotten": scope}
 
 
-async def policies(asked: ManagementRequest) -> Json:
+async def policies(request: ManagementRequest) -> Json:
     """Every policy that there is, in a line each."""
-    wanted = asked.limit(), asked.after(str)
-    runtime = asked.runtime
+    wanted = request.limit(), request.after(str)
+    runtime = request.runtime
     presets = preset_documents()
     names = list(runtime.config.policies)
     return page_of_whole(
@@ -293,25 +293,25 @@ async def policies(asked: ManagementRequest) -> Json:
     )
 
 
-async def policy(asked: ManagementRequest) -> Json:
+async def policy(request: ManagementRequest) -> Json:
     """One policy with every value that holds, and what is doubtful in it."""
-    name = asked.path["name"]
-    if name not in asked.runtime.config.policies:
+    name = request.path["name"]
+    if name not in request.runtime.config.policies:
         raise NotFound(f"There is no policy {name[:80]!r}.")
-    return _whole(asked.runtime, name)
+    return _whole(request.runtime, name)
 
 
-async def put_policy(asked: ManagementRequest) -> Json | Response:
+async def put_policy(request: ManagementRequest) -> Json | Response:
     """Set a policy for the next request on, and keep it in the database; the body is its YAML or
     JSON.
     """
-    runtime = asked.runtime
-    name = asked.path["name"]
+    runtime = request.runtime
+    name = request.path["name"]
     if not NAME.fullmatch(name):
         text = "A policy's name has up to 64 letters, digits, dots, dashes and underscores."
         raise InvalidRequest(text, param="name")
     try:
-        text = (await asked.body(MAX_POLICY)).decode("utf-8")
+        text = (await request.body(MAX_POLICY)).decode("utf-8")
         if not text.strip():
             raise InvalidRequest(
                 "The body must be a policy, in YAML or JSON: preset: balanced.", param="body"
@@ -336,12 +336,12 @@ async def put_policy(asked: ManagementRequest) -> Json | Response:
     return whole if known else as_json(whole, status=201)
 
 
-async def delete_policy(asked: ManagementRequest) -> Json:
+async def delete_policy(request: ManagementRequest) -> Json:
     """Remove a policy that was set over HTTP: the file's policy of that name, or the preset, holds
     again.
     """
-    runtime = asked.runtime
-    name = asked.path["name"]
+    runtime = request.runtime
+    name = request.path["name"]
     if name not in runtime.set_policies or _origin_of(runtime, name) != "api":
         raise NotFound(
             f"No policy {name[:80]!r} was set over HTTP; the file's and presets are not removed"

@@ -90,87 +90,87 @@ def tokens_by_bucket(found: object) -> dict[str, int]:
     )
 
 
-async def listing(asked: ManagementRequest) -> Json:
+async def listing(request: ManagementRequest) -> Json:
     """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are
     not.
 
     So do ``name`` (a part of it), ``model``, ``zone`` and ``policy``, which is that of the newest
     request; with ``key`` the operator sees those of one key, by its name or tenant.
     """
-    limit = asked.limit()
-    after = asked.after(float, str, str)
-    query = asked.query
+    limit = request.limit()
+    after = request.after(float, str, str)
+    query = request.query
     only = Narrowing(
         name=query.get("name"),
         model=query.get("model"),
-        zone=asked.word("zone", ZONES),
+        zone=request.word("zone", ZONES),
         policy=query.get("policy"),
-        closed=asked.flag("closed"),
+        closed=request.flag("closed"),
     )
-    rows = await asked.store.conversations(
-        _tenant_of(asked), limit=limit + 1, only=only, after=after
+    rows = await request.store.conversations(
+        _tenant_of(request), limit=limit + 1, only=only, after=after
     )
     return page(rows, limit, fields_of, lambda row: (row.updated, row.id, row.tenant))
 
 
-def _tenant_of(asked: ManagementRequest) -> str | None:
-    key = asked.query.get("key")
-    if asked.tenant is not None or key is None:
-        return asked.tenant
+def _tenant_of(request: ManagementRequest) -> str | None:
+    key = request.query.get("key")
+    if request.tenant is not None or key is None:
+        return request.tenant
     return next(
-        (tenant for tenant, name in asked.runtime.keyring.names.items() if name == key), key
+        (tenant for tenant, name in request.runtime.keyring.names.items() if name == key), key
     )
 
 
-async def one(asked: ManagementRequest) -> Json:
+async def one(request: ManagementRequest) -> Json:
     """One conversation: its row, the reading of its last request, and the status report."""
-    row = await asked.conversation()
-    last = next(iter(await asked.store.timeline(row, limit=1)), None)
-    newest = await asked.store.latest_checkpoint(row.tenant, row.id)
-    events = await asked.store.count_evictions(row)
-    soft = {} if last is None else asked.runtime.config.soft_shares(last.policy)
+    row = await request.conversation()
+    last = next(iter(await request.store.timeline(row, limit=1)), None)
+    newest = await request.store.latest_checkpoint(row.tenant, row.id)
+    events = await request.store.count_evictions(row)
+    soft = {} if last is None else request.runtime.config.soft_shares(last.policy)
     windows = 1 if newest is None else newest[1].window_id
     return status_of(row, last, windows=windows, events=events, soft=soft)
 
 
-async def timeline(asked: ManagementRequest) -> Json:
+async def timeline(request: ManagementRequest) -> Json:
     """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones,
     ``since`` leaves newer.
     """
-    limit = asked.limit()
-    since = asked.since("") if "since" in asked.query else None
-    after = asked.after(float, str)
-    row = await asked.conversation()
-    found = await asked.store.timeline(row, limit=limit + 1, since=since, after=after)
+    limit = request.limit()
+    since = request.since("") if "since" in request.query else None
+    after = request.after(float, str)
+    row = await request.conversation()
+    found = await request.store.timeline(row, limit=limit + 1, since=since, after=after)
     rows = found[-limit:]
     following = cursor_of((rows[0].at, rows[0].id)) if len(found) > limit else None
     return {"data": [exchange_of(row) for row in rows], "next": following}
 
 
-async def compact(asked: ManagementRequest) -> Json:
+async def compact(request: ManagementRequest) -> Json:
     """Have the conversation's next request compacted, whatever its size."""
-    await asked.fields(())
-    await asked.runtime.planner.conversations.want(await asked.only_conversation(), "compact")
+    await request.fields(())
+    await request.runtime.planner.conversations.want(await request.only_conversation(), "compact")
     return {"wanted": "compact"}
 
 
-async def close(asked: ManagementRequest) -> Json:
+async def close(request: ManagementRequest) -> Json:
     """Archive the conversation; closing it again changes nothing."""
-    await asked.fields(())
-    row = await asked.only_conversation()
+    await request.fields(())
+    row = await request.only_conversation()
     if row.closed is not None:
         return {"closed": row.closed}
-    return {"closed": await asked.runtime.planner.conversations.close(row)}
+    return {"closed": await request.runtime.planner.conversations.close(row)}
 
 
-async def delete(asked: ManagementRequest) -> Json:
+async def delete(request: ManagementRequest) -> Json:
     """Delete the conversation for good: rows, bodies, and what memory holds of it."""
-    row = await asked.only_conversation()
-    if not await asked.store.delete(row, asked.runtime.planner.clock()):
+    row = await request.only_conversation()
+    if not await request.store.delete(row, request.runtime.planner.clock()):
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
-    asked.runtime.summarizer.forget(row.tenant)
-    asked.runtime.planner.conversations.forget(row)
-    asked.runtime.features.forget(row)
+    request.runtime.summarizer.forget(row.tenant)
+    request.runtime.planner.conversations.forget(row)
+    request.runtime.features.forget(row)
     return {"deleted": True}
 
 

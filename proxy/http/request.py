@@ -173,7 +173,7 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the management API; what asks for something impossible raises InvalidRequest.
 
     Attributes:
-        tenant: whose key asked, None for the operator with the admin token.
+        tenant: whose key was sent, None for the operator with the admin token.
         path: the parts of the path that the route names.
         query: the parameters behind the question mark.
         receive: where the body is read from.
@@ -345,14 +345,14 @@ def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row],
 
 def page_of_whole(
     rows: Sequence[Row],
-    asked: tuple[int, Place | None],
+    wanted: tuple[int, Place | None],
     show: Callable[[Row], Json],
     place: PlaceOf[Row],
 ) -> Json:
-    """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they
+    """A page of a list that is there as a whole; ``wanted`` are how many rows, and the place they
     come behind.
     """
-    limit, after = asked
+    limit, after = wanted
     start = 0
     if after is not None:
         found = [at for at, row in enumerate(rows) if list(place(row)) == list(after)]
@@ -416,8 +416,8 @@ async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> R
     return await asyncio.to_thread(_page, body, cursor, as_text=as_text)
 
 
-def cursor_in(asked: ManagementRequest) -> int:
-    given = asked.query.get("cursor", "0")
+def cursor_in(request: ManagementRequest) -> int:
+    given = request.query.get("cursor", "0")
     if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
         raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
     return int(given)

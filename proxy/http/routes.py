@@ -108,7 +108,7 @@ class Management:
                 if caller.name is not None
                 else runtime.auth_throttle.answer(request.scope, error)
             )
-        asked = ManagementRequest(
+        parsed = ManagementRequest(
             runtime=runtime,
             tenant=None if caller is None else caller.tenant,
             path={name: unquote(part) for name, part in request.path_params.items()},
@@ -122,7 +122,7 @@ class Management:
             await (
                 runtime.write_queue.flush()
             )  # what was answered a moment ago is there to be asked for
-        answer = await route.handler(asked)
+        answer = await route.handler(parsed)
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 
     async def _otherwise(self, request: Request) -> Response:

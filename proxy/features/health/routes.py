@@ -48,13 +48,13 @@ def conversation_health(
     }
 
 
-async def open_alerts(asked: ManagementRequest) -> Json:
+async def open_alerts(request: ManagementRequest) -> Json:
     """The open alerts over the caller's conversations, the newest first, and how many there are of
     each level.
     """
-    limit = asked.limit()
-    after = asked.after(float, str, str, str)
-    rows, counts = await asked.store.open_alerts(asked.tenant, limit=limit + 1, after=after)
+    limit = request.limit()
+    after = request.after(float, str, str, str)
+    rows, counts = await request.store.open_alerts(request.tenant, limit=limit + 1, after=after)
     found = page(
         rows, limit, alert_of, lambda row: (row.at, row.kind, row.tenant, row.conversation)
     )
@@ -62,12 +62,12 @@ async def open_alerts(asked: ManagementRequest) -> Json:
     return {"status": status, "open": {level: counts.get(level, 0) for level in LEVELS}, **found}
 
 
-async def health_of(asked: ManagementRequest) -> Json:
+async def health_of(request: ManagementRequest) -> Json:
     """The six metrics of one conversation, where they are heading, and its alerts."""
-    limit = asked.limit()
-    row = await asked.conversation()
-    snapshots = await asked.store.snapshots(row)
-    return conversation_health(row, snapshots, await asked.store.alerts(row), limit=limit)
+    limit = request.limit()
+    row = await request.conversation()
+    snapshots = await request.store.snapshots(row)
+    return conversation_health(row, snapshots, await request.store.alerts(row), limit=limit)
 
 
 ROUTES = (

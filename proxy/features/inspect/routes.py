@@ -56,28 +56,28 @@ class Pair(msgspec.Struct, frozen=True):
         return row.status
 
 
-async def both_sides(asked: ManagementRequest) -> Json:
+async def both_sides(request: ManagementRequest) -> Json:
     """One request: what the client sent, and what the model saw, item by item.
 
     The newest requests of a conversation are kept so (the policy's ``inspect``). Items that stand
     beside one another have the same ``place``. What they say is given to the caller alone.
     """
-    row = await asked.conversation()
-    request_id = asked.path["rid"]
+    row = await request.conversation()
+    request_id = request.path["rid"]
     if len(request_id) > MAX_ID_LEN or not request_id.isprintable():
         raise NotFound("There is no such request.")
     try:
-        exchange_row, found = await asked.store.inspection(row, request_id)
+        exchange_row, found = await request.store.inspection(row, request_id)
     except KeyError:
         raise NotFound(f"The conversation has no request {request_id[:80]!r}.") from None
     exchange = exchange_of(exchange_row)
-    template = asked.runtime.config.telemetry.trace_url
+    template = request.runtime.config.telemetry.trace_url
     trace = exchange["detail"].get("trace")
     link = template.replace("{trace_id}", str(trace)) if template and trace else None
     client: list[SideRow] = []
     model: list[SideRow] = []
     if found is not None:
-        client, model = _sides(found, with_text=asked.tenant is not None)
+        client, model = _sides(found, with_text=request.tenant is not None)
     return {
         "exchange": exchange,
         "kept": found is not None,
