@@ -204,9 +204,8 @@ class RemovedTexts(msgspec.Struct, frozen=True):
             return STORES_NOTHING, False
         try:
             if not runtime.write_queue.failing:
-                await (
-                    runtime.write_queue.flush()
-                )  # what was removed a moment ago is there to be found
+                # what was removed a moment ago is there to be found
+                await runtime.write_queue.flush()
             answer = await (self._recall if tool == "recall" else self._read)(call, counter)
         except StoreError:
             return UNAVAILABLE, True

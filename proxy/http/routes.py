@@ -119,9 +119,8 @@ class Management:
             shutdown=request.state.shutdown,
         )
         if not runtime.write_queue.failing:
-            await (
-                runtime.write_queue.flush()
-            )  # what was answered a moment ago is there to be asked for
+            # what was answered a moment ago is there to be asked for
+            await runtime.write_queue.flush()
         answer = await route.handler(parsed)
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 

@@ -290,9 +290,8 @@ class Preparation:
         at = self.clock()
         branch = thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await (
-            self.write_queue.flush()
-        )  # notes belong to a conversation, which may not be stored yet
+        # notes belong to a conversation, which may not be stored yet
+        await self.write_queue.flush()
         if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known = replace(thread.known, notes=())
             thread.has_notes = False
