@@ -106,6 +106,20 @@ def test_the_examples_of_policies_pass_the_strictest_lint(tmp_path: Path) -> Non
         assert ran.exit_code == 0, ran.output
 
 
+LONGEST_SENTENCE = 35
+READ = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+READ += [path for path in sorted((ROOT / "docs").rglob("*.md")) if "development" not in path.parts]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_sentence_is_longer_than_one_can_read_aloud(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.) )", prose)
+    sentences = [each for one in paragraphs for each in re.split(r"(?<=[.?!])[*)]*\s+", " ".join(one.split()))]
+    assert [each for each in sentences if len(each.split()) > LONGEST_SENTENCE] == []
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "clients").glob("*.md")), ids=lambda path: path.stem)
 def test_what_a_clients_page_configures_is_read_by_weir(page: Path, tmp_path: Path) -> None:
     """An upstream's page has a configuration of Weir without a warning, a client's one that its program can parse."""
