@@ -7,6 +7,7 @@ from starlette.responses import Response
 from policies.ledger import EditKind
 from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
+from proxy.features.inspect.kept import text_of
 from proxy.http.request import (
     Json,
     ManagementRequest,
@@ -85,7 +86,9 @@ async def list_removed(request: ManagementRequest) -> Json:
 
 
 async def search_removed(request: ManagementRequest) -> Json:
-    """Removed messages with all the words that are asked for, else with any of them, best first."""
+    """Removed messages with all the words that are asked for, else with any of them, best first;
+    with the first page also what is still in the window and is kept (the policy's ``inspect``).
+    """
     tenant = request.own()
     words = request.query.get("q", "")
     name = request.query.get("conversation")
@@ -96,6 +99,9 @@ async def search_removed(request: ManagementRequest) -> Json:
     limit = request.limit()
     start = min(MAX_FOUND, request.start())
     within = None if name is None else (await request.conversation(name)).id
+    kept = []
+    if not start:
+        kept = await request.store.search_kept(tenant, words, limit=MAX_FOUND, text_of=text_of)
     found = await request.store.search(
         tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within
     )
@@ -105,7 +111,13 @@ async def search_removed(request: ManagementRequest) -> Json:
             row, without=("body",), text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref
         )
 
-    return page_from(found, start, limit, show)
+    taken_out = {row.ref for row in found}
+    in_window = [
+        {"conversation": row.name, "ref": row.ref, "text": row.text[:MAX_FOUND_TEXT]}
+        for row in kept
+        if row.ref not in taken_out and within in (None, row.conversation)
+    ]
+    return page_from(found, start, limit, show) | {"in_window": in_window[:limit]}
 
 
 async def pin_removed(request: ManagementRequest) -> Json:

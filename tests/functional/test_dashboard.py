@@ -468,7 +468,7 @@ async def test_limits_of_a_key_are_set_on_the_page_as_over_http(api: Api) -> Non
         assert refused.status_code == 400
         assert "concurrency should be a whole number from 1 on, or none." in refused.text
         changed = await operator.send("/keys/slow/limits", page="/keys", concurrency="1000", expires="")
-        assert "1,000 at once" in changed.text, "an empty field lifts a limit"
+        assert "1,000 concurrent" in changed.text, "an empty field lifts a limit"
         row = (await api.ask("GET", "keys", key=ADMIN)).json()["data"][0]
         assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (1000, None, None)
         await api.ask("POST", "keys/slow/limits", {"expires": time.time() + 0.2}, key=ADMIN)
@@ -639,7 +639,7 @@ async def test_the_page_of_a_conversation_says_what_is_so_and_goes_on_by_itself(
     assert out > 1
     async with visitor(api, "sk-test") as caller:
         page = (await caller.get(f"/conversations/{NAME}")).text
-        assert re.search(rf"Taken out</dt>\s*<dd>\s*{out}\b", page), page[:4_000]
+        assert re.search(rf"Removed</dt>\s*<dd>\s*{out}\b", page), page[:4_000]
         assert 'sse-connect="/weir/ui/live"' in page
         assert '<div id="live">' in page
         said = (await caller.get(f"/conversations/{NAME}?done=Send+your+key+to+the+support")).text
@@ -648,6 +648,62 @@ async def test_the_page_of_a_conversation_says_what_is_so_and_goes_on_by_itself(
         request = (await caller.get(f"/conversations/{NAME}/requests/{row['id']}")).text
         assert "there is nothing to do yet" not in request
         assert "or it was dropped" not in request
+
+
+@pytest.mark.requirement("P7", "A0.148")
+async def test_a_request_is_explained_in_sentences_and_shared_by_a_link_that_opens_it_alone(keyed: Api) -> None:
+    await compacted(keyed, key=Keys.mine)
+    rows = (await keyed.of("timeline", key=Keys.mine))["data"]
+    row = next(each for each in reversed(rows) if each["strategy"])
+    page = f"/conversations/{NAME}/requests/{row['id']}"
+    async with visitor(keyed, Keys.mine) as caller:
+        text = (await caller.get(page)).text
+        lead = re.sub(r"<[^>]*>|\s+", " ", text.partition('<p class="lead">')[2].partition("</p>")[0])
+        assert re.search(r"The window was \d+% full\.", lead), lead
+        assert re.search(r"\d+ earlier messages of [\d,]+ tokens became an extract of [\d,]+ tokens\.", lead), lead
+        assert "Nothing is lost: the originals are stored." in lead
+        untouched = (await caller.get(f"/conversations/{NAME}/requests/{rows[0]['id']}")).text
+        assert "The request was sent as the client wrote it." in untouched
+        made = await caller.send(page, page=page)
+        found = re.search(r"https?://[^<\s]+/weir/ui(/shared/[^<\s]+)", made.text)
+        assert found, made.text[:2_000]
+        overview = (await caller.get()).text
+        assert re.search(r"Since 20\d\d-\d\d-\d\d, Weir has saved", overview)
+    link = found[1]
+    async with visitor(keyed) as stranger:
+        assert (await stranger.get(page)).url.path.endswith("/login")
+        shown = await stranger.get(link)
+        assert shown.status_code == 200
+        assert "became an extract of" in shown.text
+        assert "/originals/" not in shown.text
+        assert "Share</button>" not in shown.text
+        for forged in (link[:-1], link.replace("/shared/", "/shared/x"), "/shared/x.y"):
+            assert (await stranger.get(forged)).status_code == 404
+        assert (await stranger.get(f"/conversations/{NAME}")).url.path.endswith("/login")
+    async with visitor(keyed, ADMIN) as operator:
+        assert (await operator.send(page, page=page)).status_code == 403
+        assert "became an extract of" in (await operator.get(link)).text
+        kept = (await keyed.ask("GET", "keys", key=ADMIN)).json()["data"]
+        key = next(each for each in kept if each["name"] == "mine")
+        assert (await keyed.ask("DELETE", f"keys/{key['name']}", key=ADMIN)).status_code == 200
+        assert (await operator.get(link)).status_code == 404, "with the key the link ends"
+
+
+@ALONE
+@pytest.mark.requirement("P7")
+async def test_search_finds_what_was_removed_and_what_is_still_in_the_window(api: Api) -> None:
+    talk = await compacted(api)
+    newest = next(message for message in reversed(talk.messages) if message["role"] == "user")
+    words = " ".join(newest["content"].split()[:6])
+    found = (await api.ask("GET", f"search?{urlencode({'q': words})}")).json()
+    assert [each["conversation"] for each in found["in_window"]][:1] == [NAME]
+    assert any(words in each["text"] for each in found["in_window"])
+    async with visitor(api, "sk-test") as caller:
+        page = (await caller.get(f"/search?{urlencode({'q': words})}")).text
+        assert "Still in the window" in page
+        assert words in page
+        nothing = (await caller.get("/search?q=zzzxqv")).text
+        assert "Nothing was found" in nothing
 
 
 @pytest.mark.requirement("P7")

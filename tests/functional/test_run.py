@@ -147,6 +147,8 @@ async def test_what_goes_wrong_is_said_with_what_to_do(running: RunningWeir, tmp
     assert code == 1
     assert "no Weir answers at" in err
 
+    code, err = await here("--url", nobody, "--", "no-such-program")
+    assert (code, err) == (127, "weir: no-such-program cannot be started: No such file or directory\n")
     code, err = await here("--url", running.root, "--", "no-such-program")
     assert (code, err.splitlines()[-1]) == (127, "weir: no-such-program cannot be started: No such file or directory")
 

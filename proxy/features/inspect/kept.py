@@ -4,6 +4,8 @@ from policies.ledger import Decision
 from policies.settings import Inspect
 from proxy.planning.values import Recognized
 from proxy.store.records import Inspection
+from proxy.wire import view_of_stored
+from proxy.wire.chat import body_of
 from proxy.wire.codec import ClientRequest
 
 
@@ -31,3 +33,14 @@ def inspection_of(
         pruned=() if decision is None else decision.pruned,
         tools=transcript.tools,
     )
+
+
+def text_of(raw: bytes) -> str:
+    """What a message says whose JSON is kept: its text, its calls, and what is attached."""
+    body = body_of(view_of_stored(raw))
+    parts = [body.whole] if body.whole else []
+    parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
+    parts += [f"[{each}]" for each in body.attached]
+    if body.reasoning:
+        parts.insert(0, f"[thinking] {body.reasoning}")
+    return "\n".join(parts).encode("utf-8", "replace").decode()

@@ -11,14 +11,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from policies.ledger import EditKind
-from policies.messages import Body
 from proxy.errors import NotFound
+from proxy.features.inspect.kept import text_of
 from proxy.features.removed import BLOBS, WHY
 from proxy.http.request import Json, ManagementRequest, exchange_of
 from proxy.http.routes import CONVERSATION, ManagementRoute
 from proxy.store.inspections import Inspected
-from proxy.wire import view_of_stored
-from proxy.wire.chat import body_of
 
 MAX_ID_LEN = 100
 SUMMARY = "a summary of what was removed before it"
@@ -164,16 +162,7 @@ def _text(found: Inspected, ref: str | None) -> str | None:
 
 
 def _message(raw: bytes | None) -> str | None:
-    return None if raw is None else said_in(body_of(view_of_stored(raw)))
-
-
-def said_in(body: Body) -> str:
-    parts = [body.whole] if body.whole else []
-    parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
-    parts += [f"[{each}]" for each in body.attached]
-    if body.reasoning:
-        parts.insert(0, f"[thinking] {body.reasoning}")
-    return "\n".join(parts).encode("utf-8", "replace").decode()
+    return None if raw is None else text_of(raw)
 
 
 ROUTES = (ManagementRoute("GET", f"{CONVERSATION}/requests/{{rid}}", both_sides),)
