@@ -8,14 +8,13 @@ from proxy.exchange.exchange import Request
 from proxy.exchange.relay import JSON, Relay
 from proxy.features.compaction import (
     COMPACT_PATH,
-    as_answer,
-    as_compacted,
     compaction_on,
     is_weirs,
     lacks_compaction,
     make_compaction,
 )
 from proxy.stream import EVENT_STREAM, UpstreamResponse
+from proxy.wire.compactions import as_compacted
 
 
 async def answer_compaction(
@@ -52,13 +51,14 @@ async def answer_compaction(
         name=exchange.id,
         keeps=request.destination.path.endswith(COMPACT_PATH),
     )
-    if made is None:
+    compactions = request.chat.codec.compactions
+    if made is None or compactions is None:
         return False
     if received is not None:
         runtime.unsupported[upstream, compaction_on(path)] = None
         received.answer.close()
     exchange.compacted = True
     exchange.ready = exchange.ready or time.perf_counter()
-    body = as_compacted(made) if path == COMPACT_PATH else as_answer(made)
+    body = as_compacted(made) if path == COMPACT_PATH else compactions.answer(made)
     await relay.respond(body, kind=EVENT_STREAM if request.chat.stream else JSON)
     return True

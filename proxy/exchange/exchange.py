@@ -20,7 +20,6 @@ from proxy.stream import Listener, messages_in, texts_of
 from proxy.tap import NO_USAGE, ReportedUsage, Tap, together
 from proxy.telemetry.trace import ExchangeTrace
 from proxy.upstream.overflow import LENGTHS, Ending, ending_of
-from proxy.wire.anthropic import DROPS_UNBOUND
 from proxy.wire.codec import ClientRequest
 
 CLIENT_CLOSED = 499
@@ -272,7 +271,7 @@ class Exchange(msgspec.Struct):
             parts += [f"{name}={count}" for name, count in sorted(decision.applied.items())]
         done = {
             "clamp": self.attempts is not None and self.attempts.room is not None,
-            "drop_block": DROPS_UNBOUND in self.plan.betas,
+            "drop_block": self.plan.drops_unbound,
             "native_compaction": self.plan.native,
             "compaction": self.compacted,
             "restart": self.plan.restarted,

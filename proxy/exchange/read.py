@@ -20,14 +20,14 @@ from proxy.effects.perform import Patience
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.exchange.exchange import Exchange, Request
 from proxy.exchange.replies import Replies, summarizer_input
-from proxy.features.compaction import COMPACT_PATH, EDITS, client_edits, is_native, opened, unseal
+from proxy.features.compaction import COMPACT_PATH, is_native, opened, unseal
 from proxy.features.held_history import NOTHING_HELD, HeldState, held_by
 from proxy.models.facts import BETA, binds_reasoning, long_name
 from proxy.planning.values import PlanRequest, ResolveLimits
 from proxy.runtime import Runtime
 from proxy.wire import CODECS
-from proxy.wire.anthropic import MESSAGES
-from proxy.wire.codec import CHAT, SEAL, ClientRequest, Codec, without_field
+from proxy.wire.codec import SEAL, ClientRequest, Codec, without_field
+from proxy.wire.compactions import EDITS, client_edits
 from proxy.wire.counting import TextCounter
 from proxy.wire.raw import Raw, read_value
 
@@ -145,7 +145,9 @@ def request_for(
     compacts = _may_compact(chat, destination, settings, is_aside=is_aside)
     if (own := SETTING & sent.keys()) or is_aside:
         settings = _as_said(settings, headers, own, is_aside=is_aside)
-    if settings.recall.tool and chat.codec is not CHAT:  # there it is the MCP server that searches
+    if (
+        settings.recall.tool and not chat.codec.has_recall_tool
+    ):  # there it is the MCP server that searches
         settings = replace(settings, recall=replace(settings.recall, tool=False))
     edits = _client_edits(chat, upstream, observes=settings.observes)
     if edits is not None and not edits.native:
@@ -181,7 +183,7 @@ def request_for(
         resumes=_resumes(settings, resume, name),
         parent=conversation_in(headers, PARENT_HEADER) if PARENT_HEADER in own else None,
         edits=edits,
-        binds=chat.codec is MESSAGES
+        binds=chat.codec.binds_thinking
         and (
             binds_reasoning(chat.model)
             or runtime.limits_resolver.binds(chat.model, upstream=upstream, caller=caller)
@@ -275,7 +277,7 @@ def _client_edits(
         return replace(edits, native=True)
     # Claude Code asks on every request to keep all thinking; litellm translates for providers that
     # may do it themselves
-    asks_nothing = edits == ClientEdits() and chat.codec is not CHAT
+    asks_nothing = edits == ClientEdits() and not chat.codec.has_translated_edits
     return None if asks_nothing or upstream.kind != "openai" else edits
 
 

@@ -33,8 +33,6 @@ from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace
 from proxy.upstream.client import came_through
 from proxy.wire import CODECS
-from proxy.wire.anthropic import MESSAGES
-from proxy.wire.raw import write_value
 
 log = logging.getLogger("weir.exchange")
 
@@ -195,8 +193,7 @@ class CountHandler(ExchangeHandler):
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:
             # Weir says what it counts
             received.answer.close()
-            kind = {} if self.codec is MESSAGES else {"object": "response.input_tokens"}
-            counted = write_value({**kind, "input_tokens": tokens})
+            counted = self.codec.counted_answer(tokens)
             await self.relay.respond(counted, [(b"x-weir-tokens", b"~%d" % tokens)])
             return
         await self.relay.relay(received)

@@ -58,7 +58,7 @@ from proxy.telemetry.names import OPERATIONS, service_at
 from proxy.telemetry.trace import CONTEXT_HEADERS, NULL_SPAN, ExchangeTrace, Span
 from proxy.upstream.client import came_through
 from proxy.upstream.connection import Answer, StreamBroken
-from proxy.wire.anthropic import MESSAGES
+from proxy.wire import CODECS
 from proxy.wire.codec import CHAT
 from proxy.wire.raw import read_value, split_object
 
@@ -108,7 +108,7 @@ class RelayedRequest:
             log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
             self.error, self.status, refused = error.code, error.status, error.status
-            codec = MESSAGES if self.route.path.startswith("/messages/") else CHAT
+            codec = CODECS.get(self.route.path.split("/")[1], CHAT)
             await as_error(error, request_id=self.id, codec=codec)(
                 self.scope, self.receive, self.send
             )

@@ -59,7 +59,6 @@ from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.trace import NULL_SPAN, Span
-from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import misshapen
 from proxy.wire.render import render, rewritten, without_marks
@@ -752,11 +751,15 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         body, sent = self._body(plan_request, recognized, decision)
         is_changed = plan_request.unbinds or (decision is not None and decision.pieces is not None)
         drops = is_changed and not plan_request.settings.observes and plan_request.drops_unbound
+        betas: tuple[bytes, ...] = ()
+        if drops:
+            body, betas = plan_request.request.codec.with_unbound_dropped(body)
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return msgspec.structs.replace(
             before,
-            body=with_unbound_dropped(body) if drops else body,
-            betas=(DROPS_UNBOUND,) if drops else (),
+            body=body,
+            betas=betas,
+            drops_unbound=drops,
             sent=sent,
             recognized=recognized,
             decision=decision,

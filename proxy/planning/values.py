@@ -152,8 +152,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the
     uncalibrated tokens of what goes up, 0 where they were not counted; ``evictions`` what was newly
     taken out, or would have been; ``refused`` why an observed request would have been refused;
-    ``betas`` features of Anthropic's that the body needs beyond the client's; ``restarted`` that it
-    begins anew what the provider holds; ``native`` that the provider is to compact.
+    ``betas`` features of Anthropic's that the body needs beyond the client's; ``drops_unbound``
+    that the provider leaves out thinking; ``restarted`` that it begins anew what the provider
+    holds; ``native`` that the provider is to compact.
     """
 
     body: bytes
@@ -165,6 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
     degraded: Sequence[str] = ()
     betas: tuple[bytes, ...] = ()
+    drops_unbound: bool = False
     restarted: bool = False
     native: bool = False
 
