@@ -27,10 +27,8 @@ from proxy.config.values import UpstreamSettings
 from proxy.errors import Busy, InvalidRequest, NotFound
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import ProviderIdsRow, StoreError
-from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import NAMING, NAMING_WORDS, ClientRequest
 from proxy.wire.raw import Raw, has_repeated_keys, split_array
-from proxy.wire.responses import RESPONSES
 
 log = logging.getLogger("weir.access")
 
@@ -109,21 +107,6 @@ def is_judged(caller: Caller, upstream: UpstreamSettings) -> bool:
     another's.
     """
     return caller.name is not None and not upstream.passes_key and SHARED not in caller.allow
-
-
-WITH_IDS = frozenset({"container", "thread", "mcp_servers"})
-"""Fields of a request of Messages whose answer names something that the provider keeps."""
-
-
-def gives_ids(request: ClientRequest) -> bool:
-    """Whether the answer may have ids that later requests of the caller name."""
-    fields = request.fields
-    if request.codec is RESPONSES:
-        return True
-    if request.codec is MESSAGES:
-        runs_code = b'"code_' in bytes(fields.get("tools", b""))
-        return runs_code or not fields.keys().isdisjoint(WITH_IDS)
-    return "audio" in fields or bytes(fields.get("store", b"")) == b"true"
 
 
 _NULL = msgspec.Raw(b"null")

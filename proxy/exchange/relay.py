@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.access.admission import without_grants
 from proxy.access.destination import Headers
-from proxy.access.provider_ids import gives_ids, ids_in, is_judged
+from proxy.access.provider_ids import ids_in, is_judged
 from proxy.errors import ProxyError, ShuttingDown, UpstreamPage, UpstreamUnreachable
 from proxy.exchange.exchange import Exchange, Request
 from proxy.exchange.learn import learn_from_exchange
@@ -88,7 +88,9 @@ class Relay:
     def _remembering(self, request: Request) -> Callable[[bytes], None] | None:
         """What remembers the provider's ids in an answer; None where there are none."""
         destination = request.destination
-        if not is_judged(destination.caller, destination.upstream) or not gives_ids(request.client):
+        if not is_judged(
+            destination.caller, destination.upstream
+        ) or not request.client.codec.gives_ids(request.client.fields):
             return None
 
         def remember(held: bytes) -> None:

@@ -122,6 +122,8 @@ class TurnPart(RawSegment):
     parts: int = 0
 
 
+WITH_IDS = frozenset({"container", "thread", "mcp_servers"})
+"""Fields of a request whose answer names something that the provider keeps."""
 DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
 
 
@@ -246,6 +248,10 @@ class MessagesCodec(Codec):
             ]
             bare = {**bare, "content": blocks}
         return bare
+
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        runs_code = b'"code_' in bytes(fields.get("tools", b""))
+        return runs_code or not fields.keys().isdisjoint(WITH_IDS)
 
     def with_unbound_dropped(self, body: bytes) -> tuple[bytes, tuple[bytes, ...]]:
         fields = split_object(body)

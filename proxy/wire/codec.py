@@ -356,6 +356,10 @@ class Codec:
         """
         return False
 
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the answer may have ids that later requests of the caller name."""
+        return "audio" in fields or bytes(fields.get("store", b"")) == b"true"
+
     def counted_answer(self, tokens: int) -> bytes:
         """The answer to a request that only counts."""
         return write_value({"input_tokens": tokens})

@@ -301,6 +301,9 @@ class ResponsesCodec(Codec):
             items = _other_run(items, text)
         return like(raw, b",".join(map(write_value, items)))
 
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        return True
+
     def counted_answer(self, tokens: int) -> bytes:
         return write_value({"object": "response.input_tokens", "input_tokens": tokens})
 
