@@ -40,7 +40,6 @@ from proxy.app import running
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.exchange.exchange import Exchange
-from proxy.exchange.log_line import write_line
 from proxy.exchange.metrics import count
 from proxy.exchange.plan import plan_request
 from proxy.exchange.read import read_request
@@ -48,8 +47,7 @@ from proxy.exchange.record import record_of
 from proxy.exchange.row import row_of
 from proxy.exchange.run import ExchangeHandler
 from proxy.exchange.send import attempts_for
-from proxy.exchange.sinks import record_exchange
-from proxy.exchange.trace import end_trace
+from proxy.exchange.sinks import end_trace, record_exchange, write_line
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry.logs import QueuedLog

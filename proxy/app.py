@@ -31,7 +31,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Keyring, tenant_source
-from proxy.access.destination import MANAGED
+from proxy.access.destination import MANAGED, route_of
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, StoreSettings
@@ -41,19 +41,27 @@ from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
 from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.run import answering
-from proxy.features import audit, checkpoints, live, notes, removed, series, usage
+from proxy.features import (
+    activity,
+    audit,
+    checkpoints,
+    health_routes,
+    inspect,
+    notes,
+    removed,
+    usage,
+)
+from proxy.features.activity import store_growth
 from proxy.features.alerts import Alerts
 from proxy.features.feature import Features
-from proxy.features.health import routes as health
-from proxy.features.health.book import HealthBook
+from proxy.features.health import HealthBook
 from proxy.features.held_history import AnswerBook
-from proxy.features.inspect import routes as inspect
 from proxy.features.mcp import McpServer
 from proxy.features.plugins import Plugin, Plugins
-from proxy.features.series import store_growth
 from proxy.http import admin, conversations
-from proxy.http.api import METHODS, Api
+from proxy.http.models import answer_models
 from proxy.http.probes import Probes
+from proxy.http.relay import OTHER_ROUTE, relay_untouched
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
 from proxy.http.routes import OPENAPI, PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe
@@ -91,14 +99,13 @@ IN_USE = 600.0  # a conversation that was used so many seconds ago does not go f
 ROUTES = (
     *conversations.ROUTES,
     *admin.ROUTES,
+    *activity.ROUTES,
     *audit.ROUTES,
     *checkpoints.ROUTES,
-    *health.ROUTES,
+    *health_routes.ROUTES,
     *inspect.ROUTES,
-    *live.ROUTES,
     *notes.ROUTES,
     *removed.ROUTES,
-    *series.ROUTES,
     *usage.ROUTES,
     OPENAPI,
 )
@@ -544,3 +551,29 @@ def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
             log.warning("what changed with the configuration could not be audited: %s", error)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Api:
+    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+
+    def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
+        self._runtime = runtime
+        self._managed = managed
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        runtime = self._runtime
+        method = scope["method"]
+        route = route_of(method, scope["path"])
+        if route is None:
+            raise NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1.")
+        if route.kind in ("managed", "counted"):
+            await self._managed(runtime, scope, receive, send, route)
+            return
+        answers = answer_models if route.kind == "models" else relay_untouched
+        answer = partial(answers, runtime, route=route)
+        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(
+            scope, receive, send
+        )

@@ -15,7 +15,7 @@ from proxy.config.values import Config
 from proxy.effects.summarizer import Summarizer
 from proxy.features.custom import CustomFunctions
 from proxy.features.feature import Features
-from proxy.features.health.book import HealthBook
+from proxy.features.health import HealthBook
 from proxy.features.held_history import AnswerBook
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver

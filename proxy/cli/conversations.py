@@ -30,7 +30,7 @@ from proxy.cli.shared import (
 )
 from proxy.config.values import Config, masked_url
 from proxy.features.checkpoints import checkpoints_of, newest_checkpoint, saved_of
-from proxy.features.health.routes import conversation_health
+from proxy.features.health_routes import conversation_health
 from proxy.features.removed import removed_of
 from proxy.http.request import exchange_of, fields_of
 from proxy.store import Store

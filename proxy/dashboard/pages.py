@@ -15,13 +15,12 @@ from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard.charts import Frame, scale, stacked
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Session, Sessions, View
 from proxy.errors import ProxyError
+from proxy.features.activity import Metric, live_requests, values_of
 from proxy.features.audit import conversation_audit
 from proxy.features.checkpoints import MARKDOWN, checkpoint_version, list_checkpoints, roll_back
-from proxy.features.health.routes import health_of, open_alerts
-from proxy.features.live import live_requests
+from proxy.features.health_routes import health_of, open_alerts
 from proxy.features.notes import add_note, list_notes
 from proxy.features.removed import blob, list_removed, pin_removed, search_removed
-from proxy.features.series import Metric, values_of
 from proxy.features.usage import beside_cost, taken
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket

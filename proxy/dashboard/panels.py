@@ -21,7 +21,7 @@ from proxy.config.values import masked_url
 from proxy.dashboard.pages import attachment
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
-from proxy.features.series import store_growth
+from proxy.features.activity import store_growth
 from proxy.features.usage import TAKEN_BY, beside_cost, usage_by
 from proxy.http import admin
 from proxy.http.probes import connects

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from proxy.dashboard.visit import PATH, SHARED_DAYS, PageVisit, Sessions, View, dollars
 from proxy.errors import Forbidden, NotFound
-from proxy.features.inspect.routes import Pair, SideRow, both_sides, runs
+from proxy.features.inspect import Pair, SideRow, both_sides, runs
 from proxy.http import conversations as talks
 from proxy.http.request import Json
 

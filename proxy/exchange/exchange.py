@@ -1,5 +1,8 @@
 """One exchange as far as it has come, and the headers that say so to its client."""
 
+import itertools
+import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -310,3 +313,23 @@ class Exchange(msgspec.Struct):
 
 def evicted_count(plan: Plan) -> int:
     return len([row for row in plan.evictions if row.kind != CUT or row.tool])
+
+
+class RequestIds:
+    """Ids that no other request has: random per process, then counted; a process that is forked
+    draws its own.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._draw()
+        os.register_at_fork(after_in_child=self._draw)
+
+    def _draw(self) -> None:
+        self._process = secrets.token_hex(8)
+
+    def new(self) -> str:
+        return f"req_{self._process}{next(self._numbers):08x}"
+
+
+new_request_id = RequestIds().new

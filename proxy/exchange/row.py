@@ -1,15 +1,20 @@
-"""The row of an exchange: each column of ``ExchangeRow`` is one line of ``row_of``."""
+"""The row of an exchange, and what is kept with it for who looks at it.
+
+Each column of ``ExchangeRow`` is one line of ``row_of``.
+"""
 
 import msgspec
 
 from policies.ledger import Decision, TokenUsage, Trend
 from policies.messages import results_by_tool
+from policies.settings import Inspect
 from proxy.effects.perform import NOTHING_SPENT
 from proxy.exchange.exchange import evicted_count
 from proxy.exchange.record import ExchangeRecord
 from proxy.planning.values import Recognized, condensed_in, layers_in
 from proxy.store.records import ExchangeRow, Inspection
 from proxy.tap import NO_USAGE
+from proxy.wire.codec import ClientRequest
 
 MAX_EVENTS = 8
 
@@ -133,3 +138,29 @@ def _done(decision: Decision) -> dict[str, object]:
     if decision.cut is not None:
         done["summary_tokens"] = decision.cut.tokens
     return done
+
+
+def inspection_of(
+    recognized: Recognized, decision: Decision | None, request: ClientRequest | None, keep: Inspect
+) -> Inspection:
+    """The two arrays of a request; what was never given to the store before goes with them.
+
+    ``decision`` is the one that was carried out, None where the request was sent as it came.
+    """
+    thread = recognized.thread
+    transcript = recognized.transcript
+    count = len(transcript.messages)
+    raws = recognized.new
+    known = thread.inspected
+    if known < count - len(raws) and request is not None and request.messages is not None:
+        raws = request.messages
+    thread.inspected = count
+    return Inspection(
+        keep=keep.requests,
+        messages=transcript.messages,
+        pieces=None if decision is None else decision.pieces,
+        raws=raws,
+        first=count - len(raws) if raws is recognized.new else 0,
+        pruned=() if decision is None else decision.pruned,
+        tools=transcript.tools,
+    )

@@ -4,7 +4,7 @@ admit → read → plan (recognize, replay known edits, then pass or edit) → s
 
 The line is ``ExchangeHandler._answer``. Each step is a file beside this one: ``read``, ``plan``,
 ``send`` with its ``attempts`` and what they ``learn``, ``relay``; ``record`` is what happened, and
-``sinks`` writes it to the trace, the metrics, the log and the store.
+``sinks`` writes it to the trace, the ``metrics``, the log and, as a ``row``, to the store.
 """
 
 import asyncio
@@ -18,11 +18,10 @@ from proxy.access.admission import admitted
 from proxy.access.destination import CHAT, Caller, Headers, Route
 from proxy.errors import LoopDetected, ProxyError, ShuttingDown
 from proxy.exchange.compact import answer_compaction
-from proxy.exchange.exchange import BROKE_OFF, Exchange
+from proxy.exchange.exchange import BROKE_OFF, Exchange, new_request_id
 from proxy.exchange.plan import plan_request
 from proxy.exchange.read import read_request
 from proxy.exchange.relay import STOPPING, Relay
-from proxy.exchange.request_ids import new_request_id
 from proxy.exchange.send import NO_SUCH_ROUTE, attempts_for, recall_for, require_endpoint, send_plan
 from proxy.exchange.sinks import record_exchange
 from proxy.features.compaction import COMPACT_PATH

@@ -2,21 +2,21 @@
 
 import logging
 import time
+from collections.abc import Mapping
 
+from policies.pressure import STATUS
 from policies.settings import ContextSettings
-from proxy.access.destination import Caller
-from proxy.exchange.exchange import Exchange
-from proxy.exchange.log_line import write_line
+from proxy.access.destination import TENANT_SHOWN, Caller
+from proxy.exchange.exchange import Exchange, evicted_count
 from proxy.exchange.metrics import count, count_cost, count_key
 from proxy.exchange.record import ExchangeRecord, record_of
-from proxy.exchange.row import row_of
-from proxy.exchange.trace import end_trace
+from proxy.exchange.row import inspection_of, row_of
 from proxy.features.feature import TurnEnd
-from proxy.features.inspect.kept import inspection_of
 from proxy.models.facts import cost_of, prices_of
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
+from proxy.telemetry.logs import ExchangeLine, log_exchange
 
 log = logging.getLogger("weir.settlement")
 
@@ -129,3 +129,115 @@ def _emit_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
     checkup = record.checkup
     if checkup is not None and checkup.opened and not runtime.store.shared:
         record.exchange.emit(runtime.features.on_alerts, checkup.opened)
+
+
+def write_line(logger: logging.Logger, record: ExchangeRecord) -> None:
+    exchange = record.exchange
+    tokens = record.tokens
+    done = record.carried_out
+    recognized = exchange.plan.recognized
+    branch = None if recognized is None else recognized.thread.branch
+    scanned, prunable = _scan(record)
+    line = ExchangeLine(
+        request=exchange.id,
+        tokens_before=tokens.before if tokens is not None else 0,
+        tokens_after=tokens.after if tokens is not None else 0,
+        usable=tokens.limit if tokens is not None else 0,
+        zone=tokens.pressure.zone if tokens is not None else "unknown",
+        status=exchange.status,
+        outcome=record.label,
+        conversation=branch.name if branch is not None else None,
+        trace=exchange.trace.trace_id,
+        tenant=branch.tenant[:TENANT_SHOWN] if branch is not None else None,
+        model=exchange.chat.model if exchange.chat is not None else None,
+        policy=exchange.settings.name if exchange.settings is not None else None,
+        actions=record.actions,
+        overflow=record.overflows > 0,
+        scanned=scanned,
+        prunable=prunable,
+        removed=len(done.removed) or None if done is not None else None,
+        attempts=1 + exchange.retries,
+        overhead_ms=round(exchange.overhead_ms, 2),
+        duration_ms=round(1000 * record.duration, 1),
+        ending=record.ending,
+        error=exchange.error,
+    )
+    log_exchange(logger, line)
+
+
+def _scan(record: ExchangeRecord) -> tuple[int | None, int | None]:
+    decision = record.carried_out
+    recognized = record.exchange.plan.recognized
+    if decision is None or recognized is None or not decision.trail:
+        return None, None
+    ratio = recognized.limits.budget.ratio
+    scans = (report for report in decision.trail if report.scanned is not None)
+    return next(
+        ((round((s.scanned or 0) * ratio), round((s.prunable or 0) * ratio)) for s in scans),
+        (None, None),
+    )
+
+
+def end_trace(record: ExchangeRecord) -> None:
+    exchange = record.exchange
+    trace = record.exchange.trace
+    if not trace.recorded:
+        return
+    _note_events(record)
+    if record.cache is not None:
+        trace.cache(
+            changed=record.cache.prefix_changed,
+            is_cold=record.cache.cold,
+            hit_ratio=record.cache.hit_ratio,
+        )
+    exchange.identify()
+    _note_refusal(record)
+    if record.ending is not None:
+        trace.ending(record.ending)
+    for reason in exchange.all_degraded():
+        trace.event("degraded", reason=reason)
+    if record.attempt is not None and exchange.status is not None:
+        failed = exchange.error or ("error_in_stream" if exchange.seen.error is not None else None)
+        record.attempt.end_call(seen=exchange.seen, usage=record.reported, error_type=failed)
+    trace.end(exchange.status, exchange.error)
+
+
+def _note_events(record: ExchangeRecord) -> None:
+    exchange = record.exchange
+    plan = record.exchange.plan
+    note = record.exchange.trace.event
+    for event in record.events:
+        facts = {**event.facts, "actions": record.actions} if event.kind == STATUS else event.facts
+        note(event.kind, **facts)
+    if rows := plan.evictions:
+        note(
+            "eviction",
+            count=evicted_count(plan),
+            freed=sum(row.freed for row in rows),
+            remaining=rows[-1].tokens_remaining,
+            placeholders=sum(1 for row in rows if row.tokens_after),
+            policy=rows[-1].policy,
+        )
+    for each in exchange.recalls:
+        note("recall", count=each.hits, tokens=each.tokens)
+    if exchange.observed and (plan.decision is not None or plan.refused is not None):
+        note("observed", actions=exchange.actions(planned=True), reason=plan.refused or "")
+    for alert in record.checkup.opened if record.checkup is not None else ():
+        kinds = {"alert": alert.kind, "level": alert.level, "category": alert.category}
+        note("alert", **kinds, value=round(alert.value, 4), threshold=alert.limit)
+
+
+def _note_refusal(record: ExchangeRecord) -> None:
+    exchange = record.exchange
+    tokens = record.tokens
+    plan = exchange.plan
+    refusal = exchange.refusal
+    root = exchange.trace.root
+    if tokens is None or plan.recognized is None or not (refusal or plan.refused):
+        return
+    root.decide("refuse" if refusal else "observe", tokens, base=plan.recognized.policy_limits.base)
+    buckets = refusal.get("buckets")
+    root.buckets(buckets if isinstance(buckets, Mapping) else {})
+    match refusal:
+        case {"bucket": str(bucket), "used": int(used), "cap": int(cap)}:
+            root.refused_by(bucket, used=used, cap=cap)

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from policies.ledger import EditKind
 from policies.tokens import TEXT_OF
 from proxy.errors import InvalidRequest, NotFound
-from proxy.features.inspect.kept import text_of
 from proxy.http.request import (
     Json,
     ManagementRequest,
@@ -20,6 +19,8 @@ from proxy.http.request import (
 )
 from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.records import Original, RemovedRow
+from proxy.wire import view_of_stored
+from proxy.wire.chat import body_of
 from proxy.wire.codec import array_of
 
 MAX_REF_LEN = 100
@@ -177,3 +178,14 @@ ROUTES = (
     ManagementRoute("GET", "blobs/{ref}", blob, ("cursor",), asker="caller"),
     ManagementRoute("GET", "search", search_removed, (*FOUND, *PAGED), rows=20, asker="caller"),
 )
+
+
+def text_of(raw: bytes) -> str:
+    """What a message says whose JSON is kept: its text, its calls, and what is attached."""
+    body = body_of(view_of_stored(raw))
+    parts = [body.whole] if body.whole else []
+    parts += [f"→ {call.name}({call.arguments})" for call in body.calls]
+    parts += [f"[{each}]" for each in body.attached]
+    if body.reasoning:
+        parts.insert(0, f"[thinking] {body.reasoning}")
+    return "\n".join(parts).encode("utf-8", "replace").decode()

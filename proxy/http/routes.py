@@ -155,8 +155,14 @@ class Management:
         return identify(request.scope, self._runtime.keyring, self._runtime.auth_throttle)
 
 
+@cache
+def _paths() -> list[str]:
+    """Every path of the OpenAPI document, in its order."""
+    return list(json.loads(document())["paths"])
+
+
 def _nothing_at(path: list[str]) -> NotFound:
-    patterns = [known.removeprefix(PREFIX).split("/") for known in json.loads(document())["paths"]]
+    patterns = [known.removeprefix(PREFIX).split("/") for known in _paths()]
     if path[0] == "conversations" and len(path) > 2:
         parts = dict.fromkeys(
             each[2] for each in patterns if each[0] == "conversations" and len(each) > 2

@@ -26,7 +26,7 @@ from proxy.errors import (
     RequestTooLarge,
 )
 from proxy.features.checkpoints import saved_of, version_of
-from proxy.features.health.routes import alert_of, reading_of
+from proxy.features.health_routes import alert_of, reading_of
 from proxy.features.notes import MAX_NOTE_LEN
 from proxy.features.removed import WHY, removed_of
 from proxy.features.usage import taken, taken_by

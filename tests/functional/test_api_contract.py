@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 
 from proxy.access.admission import MAX_WRONG, AuthThrottle
 from proxy.app import ROUTES
-from proxy.features.series import METRICS, OPERATORS_METRICS
+from proxy.features.activity import METRICS, OPERATORS_METRICS
 from proxy.http.routes import PREFIX
 from proxy.store.records import LimitRow
 from tests.functional.api import ADMIN, Api, filled

@@ -12,8 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from policies.ledger import EditKind
 from proxy.errors import NotFound
-from proxy.features.inspect.kept import text_of
-from proxy.features.removed import BLOBS, WHY
+from proxy.features.removed import BLOBS, WHY, text_of
 from proxy.http.request import Json, ManagementRequest, exchange_of
 from proxy.http.routes import CONVERSATION, ManagementRoute
 from proxy.store.inspections import Inspected

@@ -1,1 +1,0 @@
-"""How well conversations are kept in their windows."""

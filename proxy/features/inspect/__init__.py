@@ -1,1 +1,0 @@
-"""What is kept of a request for who looks at it, and its two sides."""
