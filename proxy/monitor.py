@@ -42,13 +42,24 @@ from urllib.parse import urlsplit
 import msgspec
 import xxhash
 
-from policies.health import LOOP, SPIKE_SHARE, Checkup, Health, HealthAlert, Sample, Snapshot, check
+from policies.health import (
+    LOOP,
+    SPIKE_SHARE,
+    Checkup,
+    Health,
+    HealthAlert,
+    Level,
+    Sample,
+    Snapshot,
+    check,
+)
 from policies.ledger import Decision, EditKind, WindowPressure
 from policies.limits import TokenBudget
 from policies.messages import Run, follow_calls
 from policies.pressure import raw_buckets
 from policies.quality.prices import TokenPrices
 from policies.settings import ContextSettings
+from proxy.access.budgets import BudgetNotice, said_amount
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings, Timeouts, UpstreamSettings
 from proxy.conversation.thread import Prefix, Thread
@@ -405,15 +416,20 @@ ENCODED = "whsec_"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert, and the request that it began with; ``about`` tells two of a kind apart that began
+    with the same one.
+    """
+
     alert: HealthAlert
     tenant: str
     conversation: str
     policy: str
     request: str
+    about: str = ""
 
     @property
     def id(self) -> str:
-        return f"alert_{self.request.removeprefix('req_')}_{self.alert.kind}"
+        return f"alert_{self.request.removeprefix('req_')}_{self.alert.kind}{self.about}"
 
     def body(self) -> bytes:
         alert = self.alert
@@ -432,6 +448,47 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return json.dumps(
             {"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}
         ).encode()
+
+
+BUDGET_ALERTS: Mapping[str, Level] = {
+    "budget_nearly_used": "warning",
+    "budget_used_up": "warning",
+    "budget_refuses": "critical",
+}
+"""The alerts about budgets, with their levels: 80 % is used, all of a soft one is, of a hard one."""
+
+
+def notice_of_budget(notice: BudgetNotice) -> Notice:
+    """What is said of a budget that is used up, or nearly."""
+    use = notice.use
+    limit = said_amount(use.unit, use.limit)
+    used = said_amount(use.unit, use.used)
+    if notice.share < 1:
+        kind = "budget_nearly_used"
+        said = "is nearly used up"
+    elif use.hard:
+        kind = "budget_refuses"
+        said = "is used up, and requests are refused until it begins anew"
+    else:
+        kind = "budget_used_up"
+        said = "is used up, and requests go on"
+    text = f"The budget of the {use.scope} {use.label}, {limit} a {use.period}, {said} ({used})."
+    return Notice(
+        alert=HealthAlert(
+            kind=kind,
+            level=BUDGET_ALERTS[kind],
+            category="notice",
+            at=notice.at,
+            value=use.used,
+            limit=notice.share * use.limit,
+            said=text,
+        ),
+        tenant=notice.tenant,
+        conversation="",
+        policy="",
+        request=notice.request,
+        about=f"_{use.scope}_{use.period}_{use.unit}",
+    )
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ from policies.health import Checkup
 from policies.ledger import DROPPING, Decision, Event, TokenUsage
 from policies.pressure import read_pressure
 from policies.settings import CACHE_TTL, ContextSettings
+from proxy.access.admission import Stay
+from proxy.access.budgets import BudgetUse
 from proxy.access.destination import CHAT, Caller, Route
 from proxy.conversation.thread import name_from
 from proxy.custom import Turn
@@ -47,7 +49,8 @@ class ExchangeProgress(msgspec.Struct):
     the plan; ``since`` is when a body that waited for room would have been there without
     (``time.monotonic``); ``compacted`` says that the answer is a compaction of Weir's, ``observed``
     that the policy only plans; ``ignored`` names headers that asked for what their key may not ask
-    for.
+    for. ``budget`` is the caller's that is used up the furthest, ``reserved`` says that something
+    of it may be reserved; ``fallback`` that the policy's other model is asked.
     """
 
     id: str
@@ -76,6 +79,10 @@ class ExchangeProgress(msgspec.Struct):
     listener: Listener | None = None
     degraded: list[str] = msgspec.field(default_factory=list)
     compacted: bool = False
+    stay: Stay | None = None
+    budget: BudgetUse | None = None
+    reserved: bool = False
+    fallback: bool = False
 
     @property
     def model(self) -> str:
@@ -219,6 +226,7 @@ class ExchangeProgress(msgspec.Struct):
             "native_compaction": self.plan.native,
             "compaction": self.compacted,
             "restart": self.plan.restarted,
+            "fallback": self.fallback,
         }
         parts += [f"{name}=1" for name, is_so in done.items() if is_so]
         if self.retries:
@@ -248,6 +256,10 @@ class ExchangeProgress(msgspec.Struct):
             told = (about, sent.before, about, sent.after, sent.limit)
             headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % told))
             headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
+        if self.budget is not None:
+            headers.append((b"x-weir-budget", str(self.budget).encode()))
+        if self.fallback:
+            headers.append((b"x-weir-model", self.model.encode("latin-1", "replace")))
         headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
         return headers
 

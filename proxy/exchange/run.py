@@ -24,13 +24,21 @@ from policies.ledger import LayerReport
 from policies.limits import Limits, layers_of, limit_for
 from policies.settings import Mode
 from proxy.access.admission import admitted, without_grants
-from proxy.access.destination import CHAT, Caller, Headers, Route, for_managed
+from proxy.access.destination import (
+    CHAT,
+    Caller,
+    Headers,
+    Route,
+    for_fallback,
+    for_managed,
+)
 from proxy.access.provider_ids import ids_in, is_judged, named_in_request
 from proxy.custom import Overflow, Turn, new_results
 from proxy.errors import (
     ContextLengthExceeded,
     EndpointMissing,
     LoopDetected,
+    ModelNotAllowed,
     ProxyError,
     ShuttingDown,
     UpstreamPage,
@@ -48,6 +56,7 @@ from proxy.exchange.compaction import (
 )
 from proxy.exchange.record import BROKE_OFF, ExchangeProgress, evicted_count, identify
 from proxy.exchange.request import COMPACT_PATH, NOTHING_HELD, Request, held_by, record_answer
+from proxy.exchange.reserving import reserve
 from proxy.exchange.send import (
     Attempts,
     Recalling,
@@ -171,6 +180,7 @@ class ExchangeHandler:
         try:
             progress.caller = caller = self._admit(progress.headers)
             with runtime.admission.enter(caller) as stay:
+                progress.stay = stay
                 if runtime.admission.shared is not None:
                     await runtime.admission.share_limits(stay, caller)
                 limit = runtime.config.limits.body
@@ -229,14 +239,18 @@ class ExchangeHandler:
             and await self._compact(request)
         ):
             return
-        plan = await self.plan(request)
+        try:
+            received, sent, recalling = await self._obtain(request)
+        except ContextLengthExceeded as refusal:
+            request = self._fallen_back(request, refusal)
+            try:
+                received, sent, recalling = await self._obtain(request)
+            except ContextLengthExceeded as second:
+                raise refused_twice(refusal, second, request.chat.model) from None
         remember = self._remembering(request)
         if remember is not None or request.held.keeps:
             ended = partial(self._announce, request)
             progress.listener = self.send = Listener(self.send, ended, remember, codec=self.codec)
-        progress.ready = time.perf_counter()
-        attempts, recalling = self.attempts_of(request)
-        received, sent = await self._send(request, plan, attempts, recalling)
         if (
             request.compacts
             and lacks_compaction(received, self.route.path)
@@ -254,6 +268,46 @@ class ExchangeHandler:
                 await self._recall(received, rounds, recalling)
         finally:
             metrics.active_streams.dec(is_stream)
+
+    async def _obtain(self, request: Request) -> tuple[UpstreamResponse, bytes, Recalling | None]:
+        """The upstream's answer, the body that it answers, and the recall tool that it carries."""
+        plan = await self.plan(request)
+        self.progress.ready = time.perf_counter()
+        attempts, recalling = self.attempts_of(request)
+        received, sent = await self._send(request, plan, attempts, recalling)
+        return received, sent, recalling
+
+    def _fallen_back(self, request: Request, refusal: ContextLengthExceeded) -> Request:
+        """The request as one to the policy's ``fallback``. Raises the refusal where there is none,
+        or the key may not use it.
+        """
+        progress = self.progress
+        settings = progress.settings
+        caller = request.destination.caller
+        model = None if settings is None else settings.fallback
+        if model is None or settings is None or model == request.chat.model:
+            raise refusal
+        try:
+            destination, chat = for_fallback(
+                self.runtime.config, caller, self.route, request.chat, model
+            )
+        except ModelNotAllowed:
+            raise refusal from None
+        if self.codec.name not in destination.upstream.endpoints:
+            raise refusal
+        held = request.held
+        if held is not NOTHING_HELD:  # all of it goes up, as to one who holds nothing
+            held = msgspec.structs.replace(held, parent=None, chain=(), known={})
+        sent = dict(progress.headers)
+        new = request_for(self.runtime, progress, chat, destination, settings, held, sent=sent)
+        progress.chat = new.chat
+        progress.asked = new.asked
+        progress.replies = new.replies
+        progress.fallback = True
+        progress.refusal = {}
+        self.remembers = is_judged(caller, destination.upstream)
+        progress.trace.event("fallback", model=model, reason=refusal.code)
+        return new
 
     async def read(self, body: bytes, caller: Caller) -> Request:
         progress = self.progress
@@ -297,6 +351,8 @@ class ExchangeHandler:
         progress.plan = Plan(body=request.chat.body)
         if asked is None:
             identify(progress)
+            if request.destination.caller.is_counted:
+                await reserve(self.runtime, progress, request, None)
             return progress.plan
         if progress.trace.recorded:
             with progress.trace.plan() as asked.span:
@@ -317,6 +373,8 @@ class ExchangeHandler:
                 body=request.chat.body, recognized=recognized, degraded=recognized.degraded
             )
         identify(progress)
+        if request.destination.caller.is_counted:
+            await reserve(self.runtime, progress, request, recognized)
         try:
             plan = await planner.first(asked, recognized)
             if request.client is not asked.request:
@@ -337,6 +395,8 @@ class ExchangeHandler:
             progress.plan, body=request.chat.body, recognized=recognized
         )
         identify(progress)
+        if request.destination.caller.is_counted:
+            await reserve(runtime, progress, request, recognized)
         if (
             made := await make_compaction(runtime, request, asked, recognized, name=progress.id)
         ) is None:
@@ -769,6 +829,19 @@ def wait_in(headers: Headers) -> int | None:
     return int(said) if said.isdigit() and len(said) < 10 else None
 
 
+def refused_twice(
+    first: ContextLengthExceeded, second: ContextLengthExceeded, model: str
+) -> ContextLengthExceeded:
+    """The refusal of a request that does not fit into its fallback either."""
+    window = (second.weir or {}).get("window")
+    return ContextLengthExceeded(
+        f"{first.message} It does not fit into the fallback {model[:200]} either, whose maximum"
+        f" context length is {window} tokens.",
+        param=first.param,
+        weir=second.weir,
+    )
+
+
 class _Due(TypedDict):
     trigger: int | None
     scorer: str | None
@@ -823,6 +896,8 @@ class CountHandler(ExchangeHandler):
             return
         sent = request.chat.body
         tokens = None
+        if self.route.path == COMPACT_PATH and caller.is_counted:
+            await reserve(self.runtime, progress, request, None)
         if request.asked is not None:
             try:
                 sent, tokens = await self.runtime.planner.replayed(request.asked)

@@ -56,6 +56,8 @@ def record_exchange(
     if progress.turn is not None:
         runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
+    if progress.reserved:
+        runtime.budgets.ended(progress.id)
     metrics.settlement.observe(time.perf_counter() - begun)
 
 
@@ -69,6 +71,7 @@ def record_relayed(
     outcome: str,
     usage: ReportedUsage | None,
     policy: str = NO_POLICY,
+    reserved: bool = False,
 ) -> None:
     used = usage or NO_USAGE
     metrics = runtime.telemetry.metrics
@@ -96,6 +99,9 @@ def record_relayed(
             usage_completion=used.completion,
             usage_cached=used.cached,
             cost=cost,
+            key=caller.account,
+            team=caller.team,
+            reserved=reserved,
         )
     )
 
@@ -113,6 +119,7 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
                 outcome=record.label,
                 usage=record.billed,
                 policy=exchange.settings.name if exchange.settings is not None else NO_POLICY,
+                reserved=exchange.reserved,
             )
         return
     keep = record.policy.inspect
@@ -450,6 +457,9 @@ def row_of(
         events=record.events,
         refusal={"code": plan.refused} if plan.refused is not None else exchange.refusal,
         inspection=inspection,
+        key="" if exchange.caller is None else exchange.caller.account,
+        team="" if exchange.caller is None else exchange.caller.team,
+        reserved=exchange.reserved,
     )
 
 
