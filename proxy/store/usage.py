@@ -194,8 +194,10 @@ def adding(taken: sa.Select[Any], table: sa.Table = usage_days) -> Insert:
     )
 
 
-ADD_TO_DAYS = {table: adding(taken_in_days(table)) for table in (exchanges, relayed)}
-ADD_TO_KEYS = {table: adding(_taken_by_key(table), key_days) for table in (exchanges, relayed)}
+ADD_TO_DAYS = adding(taken_in_days(exchanges))
+ADD_RELAYED_TO_DAYS = adding(taken_in_days(relayed))
+ADD_TO_KEYS = adding(_taken_by_key(exchanges), key_days)
+ADD_RELAYED_TO_KEYS = adding(_taken_by_key(relayed), key_days)
 ADD_UP_WITHOUT = adding(_without_conversation())
 FORGET_WHOSE = sa.delete(usage_days).where(of(usage_days, "tenant", "conversation"))
 
@@ -204,7 +206,10 @@ def add_to_days(
     tx: Transaction, table: sa.Table, rows: Sequence[ExchangeRow] | Sequence[RelayedRow]
 ) -> None:
     """Add up what rows of ``table`` took that this transaction has stored."""
-    tx.ask_each(ADD_TO_DAYS[table], ((row.tenant, row.id) for row in rows))
+    is_managed = table is exchanges
+    days = ADD_TO_DAYS if is_managed else ADD_RELAYED_TO_DAYS
+    keys = ADD_TO_KEYS if is_managed else ADD_RELAYED_TO_KEYS
+    tx.ask_each(days, ((row.tenant, row.id) for row in rows))
     whose: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.key:
@@ -212,7 +217,7 @@ def add_to_days(
     for (key, team, tenant), ids in sorted(whose.items()):
         for some in chunks(ids):
             given = {"of_key": key, "of_team": team, "of_tenant": tenant, "ids": some}
-            tx.execute(ADD_TO_KEYS[table], given)
+            tx.execute(keys, given)
 
 
 def prune_keys(tx: Transaction, *, before: float) -> None:

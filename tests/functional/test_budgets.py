@@ -1,10 +1,14 @@
 """Budgets of keys and teams, through the front door: what is refused, what is said, and who paid."""
 
 import asyncio
+import contextlib
+import signal
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,10 @@ import httpx
 import openai
 import pytest
 
+from proxy.access.admission import key_digest
+from proxy.store import Store
 from proxy.store.records import StoreUnavailable
-from tests.functional.harness import RunningWeir, weir
+from tests.functional.harness import RunningWeir, WeirProcess, free_port, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
 CONFIG = """
@@ -212,6 +218,134 @@ async def test_no_reservation_is_left_when_requests_have_ended(office: Office) -
     await office.statuses("hard", 4)
     assert (await office.ask("ann", model=5)).status_code == 400
     assert await reservations(office.target) == 0
+
+
+HURRIED = """
+import sys
+from proxy.access import budgets
+budgets.LEASE, budgets.RENEWED_EVERY = 4.0, 1.0
+from proxy.cli import main
+main(sys.argv[4:])
+"""
+SHORT = (sys.executable, "-c", HURRIED)
+"""A command that starts a Weir whose reservations expire after four seconds."""
+CLIENTS, REQUESTS = 16, 2_000
+
+
+@asynccontextmanager
+async def replicas(
+    url: str, folder: Path, upstream: str, *, limit: int, **options: Any
+) -> AsyncIterator[list[WeirProcess]]:
+    """Two Weirs on a PostgreSQL, and a key each with a budget of tokens and of dollars for so many requests."""
+    budgets = {"tokens": f"tokens: {15 * limit}", "dollars": f"dollars: {0.06 * limit:.2f}"}
+    keys = [
+        f"  - {{name: {name}, secret: secret-{name}, budgets: [{{period: month, {most}}}]}}"
+        for name, most in budgets.items()
+    ]
+    head = CONFIG.partition("teams:")[0].format(url=upstream)
+    config = folder / "weir.yaml"
+    config.write_text("\n".join([head, "keys:", *keys]) + "\n")
+    arguments = ["--config", str(config), "--store", url]
+    async with contextlib.AsyncExitStack() as stack:
+        ones = [WeirProcess(list(arguments), free_port(), **options) for _ in "ab"]
+        yield [await stack.enter_async_context(each) for each in ones]
+
+
+class Crowd:
+    """Clients that ask in turns; what each was answered is added up."""
+
+    def __init__(self, targets: Sequence[WeirProcess], http: httpx.AsyncClient) -> None:
+        self.targets = targets
+        self.http = http
+        self.seen: Counter[tuple[str, int]] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.codes: set[str] = set()
+
+    async def ask(self, name: str, target: WeirProcess) -> None:
+        headers = {"authorization": f"Bearer secret-{name}"}
+        body = {"model": "m", "messages": HELLO, "max_tokens": 5}
+        try:
+            answer = await self.http.post(f"{target.base_url}/chat/completions", json=body, headers=headers)
+        except httpx.TransportError:
+            self.seen[name, 0] += 1
+            return
+        self.seen[name, answer.status_code] += 1
+        if answer.status_code == 200:
+            self.tokens[name] += answer.json()["usage"]["total_tokens"]
+        else:
+            self.codes.add(answer.json()["error"]["code"])
+
+    async def run(self, client: int, times: int) -> None:
+        name = ("tokens", "dollars")[client % 2]
+        for turn in range(times):
+            await self.ask(name, self.targets[(client + turn) % len(self.targets)])
+
+
+async def used(url: str) -> dict[str, tuple[int, float]]:
+    """What each key has used by the store, in tokens and dollars, once nothing is reserved any more."""
+    store = await Store.open(url)
+    try:
+        async with asyncio.timeout(30):
+            while await store._database.read(
+                lambda c: c.exec_driver_sql("SELECT count(*) FROM reservations").scalar_one()
+            ):
+                await asyncio.sleep(0.1)
+        rows = await store.usage(None, since=0, by="key")
+        secret = await store.secret()
+        names = {key_digest(secret, f"secret-{name}".encode())[:32]: name for name in ("tokens", "dollars")}
+        return {names[row.group or ""]: (row.prompt + row.completion, row.cost) for row in rows}
+    finally:
+        await store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_two_replicas_under_load_pass_a_budget_by_one_request_each_at_most(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    limit = REQUESTS // 4
+    async with scripted(fifteen) as upstream, httpx.AsyncClient(timeout=60) as http:
+        async with replicas(postgres_url, tmp_path, upstream.base_url, limit=limit) as ones:
+            crowd = Crowd(ones, http)
+            await asyncio.gather(*(crowd.run(client, REQUESTS // CLIENTS) for client in range(CLIENTS)))
+        asked = sum(each.target.endswith("/chat/completions") for each in upstream.asked)
+    taken = await used(postgres_url)
+    assert sum(crowd.seen.values()) == REQUESTS
+    assert {status for _, status in crowd.seen} == {200, 429}
+    assert sum(count for (_, status), count in crowd.seen.items() if status == 200) == asked
+    for name in ("tokens", "dollars"):
+        tokens, dollars = taken[name]
+        assert tokens == crowd.tokens[name] == 15 * crowd.seen[name, 200]
+        assert dollars == pytest.approx(0.06 * crowd.seen[name, 200])
+        assert limit <= crowd.seen[name, 200] <= limit + 2
+    assert crowd.codes <= {"insufficient_quota", "rate_limit_exceeded"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_replica_that_is_killed_counts_nothing_twice_and_its_reservations_come_back(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    def slowly(asked: Asked) -> Reply:
+        return replace(fifteen(asked), between=0.05)
+
+    async with scripted(slowly) as upstream, httpx.AsyncClient(timeout=60) as http:
+        async with replicas(postgres_url, tmp_path, upstream.base_url, limit=10_000, within=SHORT) as ones:
+            crowd = Crowd(ones, http)
+            running = [asyncio.create_task(crowd.run(client, 60)) for client in range(CLIENTS)]
+            for _ in range(3):
+                await asyncio.sleep(1.0)
+                await ones[0].stop(signal.SIGKILL)
+                await ones[0].start()
+            await asyncio.gather(*running)
+            taken = await used(postgres_url)
+        asked = sum(each.target.endswith("/chat/completions") for each in upstream.asked)
+    answered = sum(count for (_, status), count in crowd.seen.items() if status == 200)
+    assert sum(count for (_, status), count in crowd.seen.items() if status == 0) > 0
+    counted = sum(tokens for tokens, _ in taken.values()) / 15
+    assert counted == int(counted)
+    assert counted <= asked
+    assert answered - 3 * CLIENTS <= counted  # rows that waited to be stored when the process was killed
 
 
 async def reservations(target: RunningWeir) -> int:

@@ -24,6 +24,7 @@ from proxy.store import (
     answers,
     archive,
     audit,
+    budgets,
     checkpoints,
     configuration,
     conversations,
@@ -253,7 +254,7 @@ async def test_an_error_tells_no_content(tmp_path: Path) -> None:
 
 
 STATEMENTS = (
-    *(answers, archive, audit, checkpoints, notes, configuration, conversations, exchanges, ledger, usage),
+    *(answers, archive, audit, budgets, checkpoints, notes, configuration, conversations, exchanges, ledger, usage),
     transaction,
 )
 
