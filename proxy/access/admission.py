@@ -219,6 +219,11 @@ class Keyring:
             ],
         )
 
+    @property
+    def callers(self) -> Iterable[Caller]:
+        """Every key that holds."""
+        return self._known.values()
+
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
         if known is not None:

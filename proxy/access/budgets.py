@@ -7,17 +7,29 @@ store that does not answer cannot say what is used: the request is allowed, and 
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from proxy.access.destination import Caller
-from proxy.config.budgets import UNITS, Budget, Period, Unit, period_at, seconds_left
-from proxy.errors import BudgetExceeded, RateLimited
+from proxy.config.budgets import (
+    UNITS,
+    Budget,
+    Period,
+    TeamSettings,
+    Unit,
+    budgets_from,
+    period_at,
+    seconds_left,
+)
+from proxy.config.file import nearest
+from proxy.errors import BudgetExceeded, InvalidRequest, RateLimited
 from proxy.store import Store
 from proxy.store.budgets import Limit, Reservation, Scope, Spent
 from proxy.store.records import StoreError
+from proxy.store.transaction import chunks
 
 log = logging.getLogger("weir")
 
@@ -26,6 +38,8 @@ LEASE = 300.0
 RENEWED_EVERY = 60.0
 NEARLY = 0.8
 MAX_KNOWN = 2_000
+AT_ONCE = 100
+"""Budgets that one statement looks up: SQLite takes 500 parts of one."""
 BYTES_A_TOKEN = 4
 """Of a request that nobody counts."""
 
@@ -79,6 +93,15 @@ class BudgetNotice(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class _Held(NamedTuple):
+    """A budget, and who has it: ``name`` is what the store adds it up under."""
+
+    scope: Scope
+    name: str
+    label: str
+    budget: Budget
+
+
 def amount(unit: Unit, value: float) -> str:
     """A sum as people read it: whole tokens, dollars to the hundredth of a cent."""
     if unit == "tokens":
@@ -122,14 +145,14 @@ class Budgets:
             dollars=dollars,
             expires=at + LEASE,
         )
-        pairs = list(budgets_of(caller))
-        limits = limits_of(pairs, caller, at=at)
+        held = list(budgets_of(caller))
+        limits = _limits_of(held, at=at)
         try:
             spent, is_reserved = await self._store.reserve(row, limits, at=at)
         except StoreError as error:
             log.warning("a budget cannot be looked up, the request is allowed: %s", error)
             return None, None
-        uses = [*uses_of(pairs, spent, caller, at=at)]
+        uses = [*_uses_of(held, spent, at=at)]
         for use in uses:
             self._learn(use)
         await self._notice(uses, caller, request, at)
@@ -149,6 +172,19 @@ class Budgets:
         """Have the reservations of what runs here hold on. Raises StoreError."""
         at = self._clock()
         await self._store.renew_reservations([*self._running], until=at + LEASE, at=at)
+
+    async def look_up(
+        self, callers: Iterable[Caller], teams: Mapping[str, TeamSettings]
+    ) -> list[BudgetUse]:
+        """What is used of the budgets of keys and teams, teams first. Raises StoreError."""
+        at = self._clock()
+        held = [each for name, team in teams.items() for each in _of_team(name, team)]
+        held += [each for caller in callers for each in _of_key(caller)]
+        uses: list[BudgetUse] = []
+        for some in chunks(held, AT_ONCE):
+            spent = await self._store.spent(_limits_of(some, at=at), at=at)
+            uses += _uses_of(some, spent, at=at)
+        return uses
 
     def ratios(self) -> dict[tuple[str, ...], float]:
         """What is used of each budget that was looked up in its present period, as a share."""
@@ -184,41 +220,49 @@ class Budgets:
                 self._notify(notice)
 
 
-def budgets_of(caller: Caller) -> Iterator[tuple[Scope, Budget]]:
+def budgets_of(caller: Caller) -> Iterator[_Held]:
+    """What a request of a caller counts in: its key's budgets, and its team's."""
+    yield from _of_key(caller)
+    if caller.team_rules is not None:
+        yield from _of_team(caller.team, caller.team_rules)
+
+
+def _of_key(caller: Caller) -> Iterator[_Held]:
     for budget in caller.budgets:
-        yield "key", budget
-    for budget in caller.team_rules.budgets if caller.team_rules is not None else ():
-        yield "team", budget
+        yield _Held("key", caller.account, caller.name or "", budget)
 
 
-def limits_of(pairs: Sequence[tuple[Scope, Budget]], caller: Caller, *, at: float) -> list[Limit]:
-    """The budgets as the store looks them up."""
+def _of_team(name: str, team: TeamSettings) -> Iterator[_Held]:
+    for budget in team.budgets:
+        yield _Held("team", name, name, budget)
+
+
+def _limits_of(held: Sequence[_Held], *, at: float) -> list[Limit]:
     return [
         Limit(
-            scope=scope,
-            name=caller.account if scope == "key" else caller.team,
-            since=period_at(budget.period, at)[0],
-            tokens=budget.tokens,
-            dollars=budget.dollars,
-            hard=budget.hard,
+            scope=each.scope,
+            name=each.name,
+            since=period_at(each.budget.period, at)[0],
+            tokens=each.budget.tokens,
+            dollars=each.budget.dollars,
+            hard=each.budget.hard,
         )
-        for scope, budget in pairs
+        for each in held
     ]
 
 
-def uses_of(
-    pairs: Sequence[tuple[Scope, Budget]], spent: Sequence[Spent], caller: Caller, *, at: float
-) -> Iterator[BudgetUse]:
+def _uses_of(held: Sequence[_Held], spent: Sequence[Spent], *, at: float) -> Iterator[BudgetUse]:
     """What is used of each budget, a value for each of its units."""
-    for (scope, budget), use in zip(pairs, spent, strict=True):
+    for each, use in zip(held, spent, strict=True):
+        budget = each.budget
         for unit in UNITS:
             limit = budget.limit(unit)
             if limit is None:
                 continue
             yield BudgetUse(
-                scope=scope,
-                name=caller.account if scope == "key" else caller.team,
-                label=(caller.name or "") if scope == "key" else caller.team,
+                scope=each.scope,
+                name=each.name,
+                label=each.label,
                 period=budget.period,
                 unit=unit,
                 limit=limit,
@@ -227,6 +271,28 @@ def uses_of(
                 resets=period_at(budget.period, at)[1],
                 hard=budget.hard,
             )
+
+
+def key_budgets(given: Mapping[str, object], teams: Collection[str]) -> dict[str, Any]:
+    """The ``team`` and ``budgets`` among what was given; ``none`` or None takes one away.
+
+    Raises InvalidRequest, which says what to write.
+    """
+    found: dict[str, Any] = {}
+    if "team" in given:
+        team = given["team"]
+        found["team"] = None if team in (None, "none", "") else team
+        if found["team"] is not None and (not isinstance(team, str) or team not in teams):
+            hint = nearest(str(team)[:80], sorted(teams)) or "; name it under teams in the file"
+            raise InvalidRequest(f"There is no team {str(team)[:80]!r}{hint}.", param="team")
+    if "budgets" in given:
+        budgets = given["budgets"]
+        try:
+            made = () if budgets in (None, "none", ["none"]) else budgets_from(budgets)
+        except ValueError as fault:
+            raise InvalidRequest(f"budgets: {fault}.", param="budgets") from None
+        found["budgets"] = tuple(map(str, made))
+    return found
 
 
 def refusal(use: BudgetUse, *, at: float) -> RateLimited:

@@ -1,8 +1,6 @@
 """What is set and what is taken: policies, keys, usage, and Weir itself."""
 
 import asyncio
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +24,8 @@ from proxy.http.endpoints import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.usage import By
 
-BYS: tuple[By, ...] = get_args(By)
+BYS: tuple[By, ...] = tuple(each for each in get_args(By) if each != "key")
+"""What is told apart beside keys."""
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
@@ -251,24 +250,12 @@ async def usage(visit: PageVisit) -> View:
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     since = visit.query.get("since", "30d")
     query = {"since": since, **visit.given("by", "cursor")}
-    return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
+    return await reports.usage_page(visit.asked(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> Response:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(reports.TAKEN_BY)
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
-    for row in found["data"]:
-        writer.writerow([_cell(row[name]) for name in reports.TAKEN_BY])
-    return attachment(out.getvalue().encode(), "usage.csv", "text/csv")
-
-
-def _cell(value: object) -> object:
-    """A cell that no program takes for a formula."""
-    return (
-        f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-    )
+    return attachment(reports.as_csv(found["data"]).encode(), "usage.csv", "text/csv")
 
 
 async def system(visit: PageVisit) -> View:

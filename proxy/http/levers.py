@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
+from proxy.access.budgets import key_budgets
 from proxy.config.file import ConfigError, Document, dotted, nearest
 from proxy.config.loading import without_set_policy
 from proxy.config.presets import (
@@ -59,13 +60,15 @@ async def keys(asked: ManagementRequest) -> Json:
         same = {
             name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)
         }
-        stated[digest] = KeyRow(digest=digest, created=0, **same)
+        texts = tuple(map(str, each.budgets))
+        stated[digest] = KeyRow(digest=digest, created=0, team=each.team, budgets=texts, **same)
 
     def shown(row: KeyRow) -> Json:
         tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
         return {
             **_limited(row),
+            **_budgeted(row),
             "tenant": tenant,
             "origin": "file" if row.digest in stated else "database",
             "policy": row.policy,
@@ -86,15 +89,17 @@ async def keys(asked: ManagementRequest) -> Json:
 def _limited(row: KeyRow) -> Json:
     return {
         name: getattr(row, name)
-        for name in ("name", "concurrency", "requests_per_minute", "expires")
+        for name in ("name", "concurrency", "requests_per_minute", "tokens_per_minute", "expires")
     }
+
+
+def _budgeted(row: KeyRow) -> Json:
+    return {"team": row.team, "budgets": list(row.budgets or ())}
 
 
 async def create_key(asked: ManagementRequest) -> Json:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
-    given = await asked.fields(
-        ("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow")
-    )
+    given = await asked.fields((*LIMITS, "name", "policy", "models", "allow", "team", "budgets"))
     secret = create_secret()
     row = _new_key(asked, given, digest=key_digest(asked.runtime.secret, secret.encode()))
     try:
@@ -130,6 +135,21 @@ async def limit_key(asked: ManagementRequest) -> Json:
         await asked.store.change_key(old.name, limits, at)
         asked.runtime.take_keys(await asked.store.list_keys())
     return _limited(await _in_force(asked))
+
+
+async def set_key_budgets(asked: ManagementRequest) -> Json:
+    """Set a key's team, its budgets or both, from its next request on; what is not given stays.
+
+    What it has used in this period stays used.
+    """
+    given = await asked.fields(("team", "budgets"))
+    values = key_budgets(given, asked.runtime.config.teams)
+    old = await _in_force(asked)
+    if values:
+        at = asked.runtime.planner.clock()
+        await asked.store.change_key(old.name, values, at, change="budgets")
+        asked.runtime.take_keys(await asked.store.list_keys())
+    return {"name": old.name, **_budgeted(await _in_force(asked))}
 
 
 async def set_key_policy(asked: ManagementRequest) -> Json:
@@ -178,7 +198,7 @@ def _made(row: KeyRow, secret: str) -> Json:
         "models": list(row.models),
         "allow": list(row.allow),
     }
-    return _limited(row) | made
+    return _limited(row) | _budgeted(row) | made
 
 
 def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
@@ -200,6 +220,7 @@ def _new_key(asked: ManagementRequest, given: dict[str, Any], *, digest: str) ->
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
     now = asked.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
+    limits |= key_budgets(given, asked.runtime.config.teams)
     return KeyRow(
         name=name.strip(),
         digest=digest,

@@ -5,15 +5,19 @@ What goes through at this moment is told as it is stored: any replica tells of a
 """
 
 import asyncio
+import csv
 import dataclasses
+import io
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from starlette.responses import Response, StreamingResponse
 
 from policies.health import Level, Snapshot, trend_of
+from proxy.access.budgets import BudgetUse
+from proxy.access.destination import TENANT_SHOWN
 from proxy.errors import Forbidden, InvalidRequest
 from proxy.http.request import (
     DOLLAR_DIGITS,
@@ -23,6 +27,7 @@ from proxy.http.request import (
     fields_of,
     page,
     page_from,
+    page_of_whole,
 )
 from proxy.store.chain import AuditRow, AuditType
 from proxy.store.records import DAY, AlertRow, ConversationRow, EvictionRow, StoreError, UsageRow
@@ -30,6 +35,7 @@ from proxy.store.transaction import Place
 from proxy.store.usage import ADDED, By, Figures, day_of
 
 KINDS: tuple[By, ...] = get_args(By)
+FORMATS = ("json", "csv")
 
 
 TAKEN = (
@@ -52,11 +58,10 @@ TAKEN_BY = ("tenant", "key", "group", *TAKEN)
 
 def taken_by(row: UsageRow, *, by: By | None, names: Mapping[str, str]) -> Json:
     """What the requests of one key took, or of one group of them."""
-    whose = {
-        "tenant": row.tenant,
-        "key": names.get(row.tenant),
-        "group": row.group if by is not None else None,
-    }
+    group = row.group if by is not None else None
+    if by == "key":
+        group = names.get(row.group or "") or (row.group or "")[:TENANT_SHOWN]
+    whose = {"tenant": row.tenant, "key": names.get(row.tenant), "group": group}
     return {**whose, **taken([row]), "first": row.first, "last": row.last}
 
 
@@ -83,22 +88,87 @@ def beside_cost(*, unpriced: float, estimated: float) -> str:
     )
 
 
-async def usage(asked: ManagementRequest) -> Json:
-    """What requests took since a day (30 days ago), by key and ``by`` model, policy, day or
+async def usage(asked: ManagementRequest) -> Json | Response:
+    """What requests took since a day (30 days ago), by key and ``by`` team, model, policy, day or
     conversation.
 
     Days are those of UTC: the one of ``since`` is counted whole. Deleted conversations are counted,
-    without a name. The most forwarded tokens come first; a caller sees its own, the operator every
-    key's.
+    without a name. By team and by key (``by=key`` has a key's requests of all tenants together) it
+    is of known keys. The most forwarded tokens come first; a caller sees its own, the operator
+    every key's. ``format=csv`` gives all rows as a table.
     """
+    if asked.word("format", FORMATS) != "csv":
+        return await usage_page(asked)
+    by, _, rows = await _used(asked)
+    names = asked.runtime.keyring.names
+    text = as_csv(taken_by(row, by=by, names=names) for row in rows)
+    return Response(text, media_type="text/csv")
+
+
+async def usage_page(asked: ManagementRequest) -> Json:
+    """A page of what requests took."""
     limit = asked.limit()
-    by = asked.word("by", KINDS)
-    since = day_of(asked.since("30d"))
     start = asked.start()
-    rows = await asked.store.usage(asked.tenant, since=since, by=by)
+    by, since, rows = await _used(asked)
     names = asked.runtime.keyring.names
     found = page_from(rows, start, limit, lambda row: taken_by(row, by=by, names=names))
     return {"since": since, "by": by, "total": taken(rows), **found}
+
+
+async def _used(asked: ManagementRequest) -> tuple[By | None, float, Sequence[UsageRow]]:
+    by = asked.word("by", KINDS)
+    since = day_of(asked.since("30d"))
+    rows = await asked.store.usage(asked.tenant, since=since, by=by, key=asked.key)
+    return by, since, rows
+
+
+def as_csv(rows: Iterable[Json]) -> str:
+    """What requests took as a table with a line for each row of :func:`taken_by`."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(TAKEN_BY)
+    for row in rows:
+        writer.writerow([_cell(row[name]) for name in TAKEN_BY])
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A cell that no program takes for a formula."""
+    is_formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t")
+    return f"'{value}" if is_formula else value
+
+
+async def budgets(asked: ManagementRequest) -> Json:
+    """What is used of each budget in its present period, and what requests in flight have reserved.
+
+    The operator sees those of all teams and keys, a caller its own and its team's.
+    """
+    wanted = (asked.limit(), asked.after(str, str, str, str))
+    runtime = asked.runtime
+    caller = asked.caller
+    if asked.tenant is None:
+        uses = await runtime.budgets.look_up(runtime.keyring.callers, runtime.config.teams)
+    else:
+        own = [] if caller is None else [caller]
+        teams = {each.team: each.team_rules for each in own if each.team_rules is not None}
+        uses = await runtime.budgets.look_up(own, teams)
+    return page_of_whole(uses, wanted, budget_of, lambda use: use.labels)
+
+
+def budget_of(use: BudgetUse) -> Json:
+    """One budget in one unit, tokens or US dollars."""
+    digits = 0 if use.unit == "tokens" else DOLLAR_DIGITS
+    return {
+        "of": use.scope,
+        "name": use.label,
+        "period": use.period,
+        "unit": use.unit,
+        "limit": round(use.limit, digits),
+        "used": round(use.used, digits),
+        "reserved": round(use.reserved, digits),
+        "resets": use.resets,
+        "hard": use.hard,
+    }
 
 
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")

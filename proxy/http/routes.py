@@ -94,13 +94,15 @@ ROUTES = (
     _R("GET", "blobs/{ref}", archive.blob, query=("cursor",), asker="caller"),
     _R("GET", "search", archive.search, ("q", "conversation", *_LIST), rows=20, asker="caller"),
     _R("GET", "health", reports.health, _LIST),
-    _R("GET", "usage", reports.usage, ("since", "by", *_LIST)),
+    _R("GET", "usage", reports.usage, ("since", "by", "format", *_LIST)),
+    _R("GET", "budgets", reports.budgets, _LIST, rows=MAX_ROWS),
     _R("GET", "series", reports.series, ("metric", "step", "since")),
     _R("GET", "live", reports.live),
     _R("GET", "keys", levers.keys, _LIST, asker="operator"),
     _R("POST", "keys", levers.create_key, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/rotate", levers.rotate_key, statuses=(201,), asker="operator"),
     _R("POST", "keys/{key}/limits", levers.limit_key, asker="operator"),
+    _R("POST", "keys/{key}/budgets", levers.set_key_budgets, asker="operator"),
     _R("POST", "keys/{key}/policy", levers.set_key_policy, asker="operator"),
     _R("DELETE", "keys/{key}", levers.revoke_key, asker="operator"),
     _R("GET", "audit", reports.audit, ("type", *_LIST)),
@@ -161,6 +163,7 @@ class Management:
             rows=route.rows,
             most=route.most,
             shutdown=request.state.shutdown,
+            caller=caller,
         )
         if not runtime.settler.failing:
             await runtime.settler.flush()  # what was answered a moment ago is there to be asked for
