@@ -182,6 +182,8 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
         ),
         "policies": list(visit.runtime.config.policies),
         "permissions": levers.PERMISSIONS,
+        "budgets": (await reports.budgets(visit.asked(query={}, rows=MAX_ROWS)))["data"],
+        "teams": list(visit.runtime.config.teams),
         "is_open": visit.runtime.keyring.is_open,
         "made": None,
         "problem": None,
@@ -200,6 +202,10 @@ async def create_key(visit: PageVisit) -> View:
     body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
+    if visit.field("team"):
+        body["team"] = visit.field("team")
+    if visit.field("budgets"):
+        body["budgets"] = visit.field("budgets").split()
     try:
         made = await levers.create_key(visit.asked(body=body))
     except InvalidRequest as fault:

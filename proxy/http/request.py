@@ -90,13 +90,15 @@ def _recommendation(row: ExchangeRow) -> str:
 
 
 FOR_THE_PLANNER = frozenset({"trend", "health", "events", "refusal", "floating", "inspection"})
+FOR_THE_BILL = frozenset({"key", "team", "reserved"})
+"""What a row says when it is stored, and which is not read back."""
 
 
 def exchange_of(row: ExchangeRow) -> Json:
     """One request of a conversation; what the next one is planned from is not shown."""
     return fields_of(
         row,
-        without=FOR_THE_PLANNER,
+        without=FOR_THE_PLANNER | FOR_THE_BILL,
         **shown(row.detail),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),
