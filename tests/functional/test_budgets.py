@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import csv
+import json
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +17,19 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
 
 from proxy.access.admission import key_digest
+from proxy.cli import main
+from proxy.config.file import ConfigError
+from proxy.config.loading import load_config
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable
-from tests.functional.harness import RunningWeir, WeirProcess, free_port, weir
-from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
+from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, weir
+from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
+from tests.upstream import Dialect
+from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 CONFIG = """
 upstreams: {{main: {{base_url: "{url}", api_key: sk-operator}}}}
@@ -32,6 +41,7 @@ teams:
   wordy: {{tokens_per_minute: 100}}
 keys:
   - {{name: hard, secret: secret-hard, budgets: [{{period: day, tokens: 40}}]}}
+  - {{name: near, secret: secret-near, budgets: [{{period: day, tokens: 36}}]}}
   - {{name: rich, secret: secret-rich, budgets: [{{period: month, dollars: 0.13}}]}}
   - {{name: soft, secret: secret-soft, budgets: [{{period: week, tokens: 20, hard: false}}]}}
   - {{name: ann, secret: secret-ann, team: research}}
@@ -57,6 +67,7 @@ class Office:
 
     target: RunningWeir
     http: httpx.AsyncClient
+    folder: Path
 
     async def ask(self, name: str, path: str = "chat/completions", **more: Any) -> httpx.Response:
         """One request, once it is settled."""
@@ -69,8 +80,20 @@ class Office:
     async def statuses(self, name: str, times: int, **more: Any) -> list[int]:
         return [(await self.ask(name, **more)).status_code for _ in range(times)]
 
-    async def get(self, path: str, name: str | None = None) -> Any:
-        headers = OPERATOR if name is None else {"authorization": f"Bearer secret-{name}"}
+    async def with_secret(self, secret: str, times: int) -> list[int]:
+        """The statuses of so many requests with a key that was made."""
+        headers = {"authorization": f"Bearer {secret}"}
+        return [(await self.ask("", headers=headers)).status_code for _ in range(times)]
+
+    async def post(self, path: str, body: Any) -> Any:
+        """What the operator's request is answered."""
+        answer = await self.http.post(f"{self.target.root}/weir/{path}", json=body, headers=OPERATOR)
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()
+
+    async def get(self, path: str, name: str | None = None, *, secret: str = "") -> Any:
+        key = secret or (name and f"secret-{name}")
+        headers = {"authorization": f"Bearer {key}"} if key else OPERATOR
         answer = await self.http.get(f"{self.target.root}/weir/{path}", headers=headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -82,7 +105,7 @@ async def opened(folder: Path, *, more: str = "", **options: Any) -> AsyncIterat
         yaml = CONFIG.format(url=upstream.base_url, more=more)
         options = {"yaml": yaml, "folder": folder, "window": None, "env": {}, **options}
         async with weir("", folder / "w.db", **options) as target, httpx.AsyncClient() as http:
-            yield Office(target, http)
+            yield Office(target, http, folder)
 
 
 @pytest.fixture
@@ -352,3 +375,255 @@ async def reservations(target: RunningWeir) -> int:
     """How many reservations there are."""
     query = "SELECT count(*) FROM reservations"
     return await target.runtime.store._database.read(lambda c: c.exec_driver_sql(query).scalar_one())
+
+
+async def test_a_rotated_key_goes_on_with_its_bill(office: Office) -> None:
+    made = await office.post("keys", {"name": "turned", "budgets": ["day,tokens=40"]})
+    assert (made["team"], made["budgets"]) == (None, ["day,tokens=40"])
+    assert await office.with_secret(made["secret"], 3) == [200] * 3
+    turned = await office.post("keys/turned/rotate", {})
+    assert await office.with_secret(turned["secret"], 1) == [429]
+
+
+async def test_a_budget_is_set_while_weir_runs_and_counts_what_was_used_before(office: Office) -> None:
+    made = await office.post("keys", {"name": "later", "team": "research"})
+    assert await office.with_secret(made["secret"], 2) == [200, 200]
+    rows = {row["of"]: row for row in (await office.get("budgets", secret=made["secret"]))["data"]}
+    assert rows["team"] | {"resets": 0} == {
+        "of": "team",
+        "name": "research",
+        "period": "day",
+        "unit": "tokens",
+        "limit": 60,
+        "used": 30,
+        "reserved": 0,
+        "resets": 0,
+        "hard": True,
+    }
+    changed = await office.post("keys/later/budgets", {"team": None, "budgets": ["month,tokens=31,dollars=9"]})
+    assert changed == {"name": "later", "team": None, "budgets": ["month,tokens=31,dollars=9"]}
+    assert await office.with_secret(made["secret"], 2) == [200, 429]
+    own = (await office.get("budgets", secret=made["secret"]))["data"]
+    assert [(row["unit"], row["used"]) for row in own] == [("tokens", 45), ("dollars", 0.18)]
+    (row,) = [row for row in (await office.get("keys"))["data"] if row["name"] == "later"]
+    assert (row["team"], row["budgets"]) == (None, ["month,tokens=31,dollars=9"])
+    by_team = {row["group"]: row["requests"] for row in (await office.get("usage?by=team"))["data"]}
+    assert by_team == {"research": 2, "": 2}
+
+
+async def test_usage_by_team_and_key_as_json_and_csv(office: Office) -> None:
+    for name in ("ann", "ann", "bob", "hard", "free"):
+        await office.ask(name)
+    found = await office.get("usage?by=team")
+    assert {row["group"]: row["requests"] for row in found["data"]} == {"research": 3, "": 2}
+    by_key = await office.get("usage?by=key")
+    assert {row["group"]: row["requests"] for row in by_key["data"]} == {"ann": 2, "bob": 1, "hard": 1, "free": 1}
+    assert by_key["total"] == (await office.get("usage"))["total"]
+    own = await office.get("usage?by=team", "bob")
+    assert [(row["group"], row["requests"]) for row in own["data"]] == [("research", 1)]
+    at = f"{office.target.root}/weir/usage?by=team&format=csv"
+    table = await office.http.get(at, headers=OPERATOR)
+    assert table.headers["content-type"] == "text/csv; charset=utf-8"
+    head, *lines = csv.reader(table.text.splitlines())
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    assert {row["group"]: row["completion"] for row in rows} == {"research": "15", "": "10"}
+    path = office.folder / "weir.yaml"
+    command = ["usage", "--config", str(path), "--store", str(office.folder / "w.db"), "--by", "team"]
+    said = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--csv"])
+    assert said.stdout.splitlines() == table.text.splitlines()
+    said = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--key", "bob", "--json"])
+    assert json.loads(said.stdout)["total"]["requests"] == 1
+    assert "no team" in (await asyncio.to_thread(CliRunner().invoke, main, command)).stdout
+
+
+async def test_an_alert_goes_out_once_in_a_period_at_80_percent_and_when_it_is_used_up(tmp_path: Path) -> None:
+    async with hooked() as (address, told):
+        more = f'telemetry: {{alerts: {{webhook: "{address}"}}}}'
+        async with opened(tmp_path, more=more) as office:
+            await office.statuses("near", 5)
+            await office.statuses("soft", 4)
+            await office.target.runtime.alerts.close()
+    said = [(each["data"]["kind"], each["data"]["level"]) for each in told]
+    assert said == [
+        ("budget_nearly_used", "warning"),
+        ("budget_refuses", "critical"),
+        ("budget_used_up", "warning"),
+    ]
+    assert told[1]["data"]["said"].startswith("The budget of the key near, 36 tokens a day, is used up")
+    assert len({each["id"] for each in told}) == 3
+
+
+@asynccontextmanager
+async def hooked() -> AsyncIterator[tuple[str, list[Any]]]:
+    """The address of a webhook, and what it was told."""
+    told: list[Any] = []
+
+    def take(asked: Asked) -> Reply:
+        told.append(asked.json)
+        return whole({})
+
+    async with scripted(take) as receiver:
+        yield f"http://127.0.0.1:{receiver.port}/hook", told
+
+
+WRONG = {
+    "teams: {t: {budgets: [{period: year, tokens: 5}]}}": "teams.t.budgets[0].period: should be 'day', 'week' or 'month'",
+    "teams: {t: {budgets: [{period: day, tokens: -5}]}}": "teams.t.budgets[0].tokens: should be greater than 0",
+    "teams: {t: {budgets: [{period: day, tokens: 0}]}}": "teams.t.budgets[0].tokens: should be greater than 0",
+    "teams: {t: {budgets: [{period: day, dollars: .nan}]}}": "teams.t.budgets[0].dollars: should be a finite number",
+    "teams: {t: {budgets: [{period: day}]}}": "teams.t.budgets[0]: should have tokens, dollars or both",
+    "teams: {t: {budgets: [{period: day, tokns: 5}]}}": "did you mean tokens?",
+    "teams: {t: {budgets: [{period: day, tokens: 5}, {period: day, tokens: 6}]}}": "one budget for the tokens of a day",
+    "teams: {t: {}, t: {}}": "teams.t: stands here twice",
+    "teams: {t: {requests_per_minute: 0}}": "should be greater than or equal to 1",
+    "keys: [{name: a, secret: secret-a, team: tem}]\nteams: {team: {}}": "no team tem; did you mean team?",
+    "keys: [{name: a, secret: secret-a, team: t}]": "keys[0].team: no team t; name it under teams",
+    "keys: [{name: a, secret: secret-a, budgets: [{period: day, tokens: 1.5}]}]": "should be a whole number",
+}
+
+
+@pytest.mark.parametrize("yaml", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_budget_in_the_file_is_said_with_its_place(yaml: str, tmp_path: Path) -> None:
+    path = tmp_path / "weir.yaml"
+    path.write_text(yaml)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, env={})
+    assert WRONG[yaml] in str(raised.value)
+    assert "weir.yaml:" in str(raised.value)
+
+
+BODIES = {
+    "year,tokens=5": "period should be 'day', 'week' or 'month'",
+    "day,tokens=-5": "tokens should be greater than 0",
+    "day,dollars=0": "dollars should be greater than 0",
+    "day": "should have tokens, dollars or both",
+    "day,token=5": "has 'token=5'",
+    "day,tokens=5,tokens=6": "has tokens twice",
+}
+
+
+@pytest.mark.parametrize("text", BODIES)
+async def test_a_wrong_budget_is_refused_by_the_api_and_the_command(text: str, office: Office) -> None:
+    headers = OPERATOR
+    for path, body in (("keys", {"name": "n", "budgets": [text]}), ("keys/n/budgets", {"budgets": [text]})):
+        answer = await office.http.post(f"{office.target.root}/weir/{path}", json=body, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert BODIES[text] in answer.json()["error"]["message"]
+        assert "a budget is written day,tokens=1000000" in answer.json()["error"]["message"]
+    command = ["keys", "create", "--name", "n", "--store", str(office.folder / "c.db"), "--budget", text]
+    said = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert said.exit_code == 2
+    assert BODIES[text] in said.stderr
+
+
+async def test_a_team_that_does_not_exist_is_refused_by_the_api_and_the_command(office: Office) -> None:
+    at = f"{office.target.root}/weir/keys"
+    answer = await office.http.post(at, json={"name": "n", "team": "reserch"}, headers=OPERATOR)
+    assert answer.status_code == 400
+    assert "There is no team 'reserch'; did you mean research?" in answer.json()["error"]["message"]
+    command = ["keys", "create", "--name", "n", "--store", str(office.folder / "c.db"), "--team", "t"]
+    said = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert said.exit_code == 2
+    assert "no team 't'; name it under teams" in said.stderr
+
+
+def test_a_key_gets_a_team_and_budgets_from_the_command(tmp_path: Path) -> None:
+    store = tmp_path / "w.db"
+    config = tmp_path / "weir.yaml"
+    config.write_text("teams: {research: {}}\n")
+
+    def keys(*words: str) -> Any:
+        return CliRunner().invoke(main, ["keys", *words, "--config", str(config), "--store", str(store)])
+
+    made = keys("create", "--name", "n", "--team", "research", "--budget", "day,tokens=5", "--json")
+    assert made.exit_code == 0, made.stderr
+    assert (json.loads(made.stdout)["team"], json.loads(made.stdout)["budgets"]) == ("research", ["day,tokens=5"])
+    said = keys("set", "n", "--team", "none", "--budget", "week,dollars=2.5,soft", "--budget", "month,tokens=9")
+    assert said.stdout == (
+        "n has no team, the budget week,dollars=2.5,soft and month,tokens=9 from its next request on.\n"
+    )
+    (row,) = json.loads(keys("list", "--json").stdout)
+    assert (row["team"], row["budgets"]) == (None, ["week,dollars=2.5,soft", "month,tokens=9"])
+
+
+FALLBACK = """
+upstreams: {{main: {{base_url: "{url}", api_key: pass}}}}
+models:
+  - {{match: small, window: 2048, prices: {{input: 1, output: 1}}}}
+  - {{match: large, window: 64000, prices: {{input: 1000, output: 1000}}}}
+  - {{match: tiny, window: 1024}}
+keys:
+  - {{name: any, secret: secret-any}}
+  - {{name: only-small, secret: secret-only-small, models: [small]}}
+  - {{name: to-tiny, secret: secret-to-tiny, policy: tiny}}
+policies:
+  larger: {{preset: balanced, fallback: large}}
+  tiny: {{preset: balanced, fallback: tiny}}
+default_policy: larger
+"""
+LONG = "The harbour is deep and the ferry leaves at nine. " * 400
+
+
+@asynccontextmanager
+async def falling(folder: Path, path: str = "chat/completions") -> AsyncIterator[tuple[Office, RunningSimulator]]:
+    dialect = Dialect.ANTHROPIC if path == "messages" else Dialect.OPENAI
+    settings = SimulatorSettings(window=64_000, dialect=dialect)
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        yaml = FALLBACK.format(url=simulator.base_url)
+        async with (
+            weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target,
+            httpx.AsyncClient(timeout=60) as http,
+        ):
+            yield Office(target, http, folder), simulator
+
+
+HI = [{"role": "user", "content": "hi"}]
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "system", "content": LONG}, *HI]},
+    "responses": {"instructions": LONG, "input": HI, "max_output_tokens": 50},
+    "messages": {"system": LONG, "messages": HI, "max_tokens": 50},
+}
+"""Requests whose system prompt does not fit, of which nothing is ever removed."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+async def test_what_does_not_fit_goes_to_the_policys_fallback(path: str, stream: bool, tmp_path: Path) -> None:
+    async with falling(tmp_path, path) as (office, upstream):
+        headers = {"authorization": "Bearer secret-any", "x-weir-conversation": "long"}
+        headers |= {"anthropic-version": "2023-06-01"}
+        body = {"model": "small", "stream": stream, **ASKED[path]}
+        answer = await office.http.post(f"{office.target.root}/v1/{path}", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-weir-actions"] == "fallback=1"
+        assert answer.headers["x-weir-model"] == "large"
+        (asked,) = [each for each in upstream.ledger if each.path == f"/v1/{path}"]
+        assert json.loads(asked.body)["model"] == "large"
+        await office.target.stored()
+        (row,) = (await office.get("conversations/long/timeline", "any"))["data"]
+        assert (row["model"], row["actions"]) == ("large", "fallback=1")
+        took = (row["usage_prompt"] + row["usage_completion"]) * 1000 / 1e6
+        assert row["cost"] == pytest.approx(took, rel=0.2)
+        short = json.loads(json.dumps(body).replace(LONG, "Be brief."))
+        answer = await office.http.post(f"{office.target.root}/v1/{path}", json=short, headers=headers)
+        assert answer.headers["x-weir-actions"] == "none"
+        assert "x-weir-model" not in answer.headers
+
+
+async def test_what_does_not_fit_into_the_fallback_either_is_refused_as_before(tmp_path: Path) -> None:
+    async with falling(tmp_path) as (office, upstream):
+        refused = await office.ask("to-tiny", model="small", messages=ASKED["chat/completions"]["messages"])
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 2048 tokens" in error["message"]
+        assert "the fallback tiny either, whose maximum context length is 1024 tokens" in error["message"]
+        assert [each for each in upstream.ledger if each.path == "/v1/chat/completions"] == []
+
+
+async def test_a_key_that_may_not_use_the_fallback_gets_the_refusal(tmp_path: Path) -> None:
+    async with falling(tmp_path) as (office, _):
+        refused = await office.ask("only-small", model="small", messages=ASKED["chat/completions"]["messages"])
+        assert refused.status_code == 400
+        assert "fallback" not in refused.text
+        assert refused.headers["x-weir-actions"] == "none"
