@@ -14,6 +14,7 @@ PERIODS: tuple[Period, ...] = get_args(Period)
 UNITS: tuple[Unit, ...] = get_args(Unit)
 EXAMPLES = "day,tokens=1000000 or month,dollars=50,soft"
 HARDNESS = {"hard": True, "soft": False}
+Rate = Annotated[int, Field(gt=0)]
 Amount = Annotated[int, Field(gt=0, le=10**15)]
 Dollars = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 
@@ -58,8 +59,8 @@ class TeamSettings:
     """What all keys of a team may use together; None for any number."""
 
     budgets: Budgets = ()
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    requests_per_minute: Rate | None = None
+    tokens_per_minute: Rate | None = None
 
 
 def budget_in(text: str) -> Budget:

@@ -475,7 +475,7 @@ WRONG = {
     "teams: {t: {budgets: [{period: day, tokns: 5}]}}": "did you mean tokens?",
     "teams: {t: {budgets: [{period: day, tokens: 5}, {period: day, tokens: 6}]}}": "one budget for the tokens of a day",
     "teams: {t: {}, t: {}}": "teams.t: stands here twice",
-    "teams: {t: {requests_per_minute: 0}}": "should be greater than or equal to 1",
+    "teams: {t: {requests_per_minute: 0}}": "teams.t.requests_per_minute: should be greater than 0",
     "keys: [{name: a, secret: secret-a, team: tem}]\nteams: {team: {}}": "no team tem; did you mean team?",
     "keys: [{name: a, secret: secret-a, team: t}]": "keys[0].team: no team t; name it under teams",
     "keys: [{name: a, secret: secret-a, budgets: [{period: day, tokens: 1.5}]}]": "should be a whole number",
