@@ -46,6 +46,7 @@ def _estimate(
     if recognized is None:
         facts = runtime.registry.facts(chat.model, settings=runtime.config.policy())
         prompt = len(request.client.body) // BYTES_A_TOKEN
+        prompt = min(prompt, facts.window or prompt)
         answer = chat.max_tokens or runtime.config.policy().reserve_floor
     else:
         facts = recognized.limits.facts

@@ -45,6 +45,8 @@ def record_exchange(
 ) -> None:
     begun = time.perf_counter()
     metrics = runtime.telemetry.metrics
+    if progress.reserved:
+        runtime.budgets.ended(progress.id)
     record = record_of(progress, runtime, ended=begun if ended is None else ended)
     _tell_alerts(runtime, record)
     if record.events and log.isEnabledFor(logging.DEBUG):
@@ -56,8 +58,6 @@ def record_exchange(
     if progress.turn is not None:
         runtime.hooks.tell("turn_end", progress.turn, _end(record))
     _store(runtime, record)
-    if progress.reserved:
-        runtime.budgets.ended(progress.id)
     metrics.settlement.observe(time.perf_counter() - begun)
 
 

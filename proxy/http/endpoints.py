@@ -355,6 +355,8 @@ class RelayedRequest:
         metrics.requests.labels(outcome, NO_POLICY).inc()
         if self.caller is None:
             return
+        if self.reserved:
+            self.runtime.budgets.ended(self.id)
         usage = self.reported.usage if self.reported is not None else None
         destination = self.destination
         model = self.destination.model if self.destination is not None else ""
@@ -368,8 +370,6 @@ class RelayedRequest:
             usage=usage,
             reserved=self.reserved,
         )
-        if self.reserved:
-            self.runtime.budgets.ended(self.id)
         operation = OPERATIONS.get(f"/v1{self.route.path}")
         if destination is not None and operation is not None:
             upstream = destination.upstream

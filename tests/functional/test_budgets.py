@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 
+from proxy.access import budgets
 from proxy.access.admission import key_digest
 from proxy.cli import main
 from proxy.config.file import ConfigError
@@ -100,8 +101,10 @@ class Office:
 
 
 @asynccontextmanager
-async def opened(folder: Path, *, more: str = "", **options: Any) -> AsyncIterator[Office]:
-    async with scripted(fifteen) as upstream:
+async def opened(
+    folder: Path, *, more: str = "", say: Callable[[Asked], Reply] = fifteen, **options: Any
+) -> AsyncIterator[Office]:
+    async with scripted(say) as upstream:
         yaml = CONFIG.format(url=upstream.base_url, more=more)
         options = {"yaml": yaml, "folder": folder, "window": None, "env": {}, **options}
         async with weir("", folder / "w.db", **options) as target, httpx.AsyncClient() as http:
@@ -125,6 +128,7 @@ async def test_a_hard_budget_refuses_what_comes_beyond_it_until_its_period_ends(
         assert words in refused["message"]
     seconds = int(answers[-1].headers["retry-after"])
     assert seconds == pytest.approx(86_400 - time.time() % 86_400, abs=30)
+    assert answers[-1].headers["x-should-retry"] == "false"
     assert await office.statuses("free", 3) == [200] * 3
     assert "x-weir-budget" not in (await office.ask("free")).headers
 
@@ -209,6 +213,40 @@ async def test_where_the_store_cannot_say_the_request_is_allowed_and_says_so(
     assert b'weir_degraded_total{weir_reason="budget"} 1.0' in page
     relayed = await office.ask("hard", "completions", prompt="x")
     assert relayed.headers["x-weir-actions"] == "relayed,degraded=budget"
+
+
+async def test_a_model_without_a_price_costs_no_dollars_and_its_answers_say_so(office: Office) -> None:
+    answers = [await office.ask("rich", model="unheard-of") for _ in range(4)]
+    assert [each.status_code for each in answers] == [200] * 4
+    assert {each.headers["x-weir-actions"] for each in answers} == {"degraded=price"}
+    assert (await office.ask("hard", model="unheard-of")).headers["x-weir-actions"] == "none"
+
+
+async def test_a_request_that_runs_for_longer_than_a_lease_keeps_its_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "LEASE", 1.0)
+    monkeypatch.setattr("proxy.app.RESERVED_EVERY", 0.2)
+    monkeypatch.setattr("proxy.app.KEYS_EVERY", 0.1)
+
+    def say(asked: Asked) -> Reply:
+        if asked.json.get("model") == "slow":
+            return replace(fifteen(asked), chunks=(b" ", *fifteen(asked).chunks), between=3.0)
+        return fifteen(asked)
+
+    async with opened(tmp_path, say=say) as office:
+        running = asyncio.create_task(office.ask("hard", model="slow", max_tokens=50))
+        await asyncio.sleep(2.0)
+        refused = await office.http.post(
+            f"{office.target.base_url}/chat/completions",
+            json={"model": "m", "messages": HELLO},
+            headers={"authorization": "Bearer secret-hard"},
+        )
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert refused.headers["retry-after"] == "1"
+        assert "requests in flight may take" in refused.text
+        assert (await running).status_code == 200
+        assert await office.statuses("hard", 1) == [200]
 
 
 async def test_the_bill_survives_deletion_and_retention(office: Office) -> None:
