@@ -31,6 +31,8 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Keyring, tenant_source
+from proxy.access.budgets import RENEWED_EVERY as RESERVED_EVERY
+from proxy.access.budgets import Budgets
 from proxy.access.destination import MANAGED, route_of
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
@@ -52,7 +54,7 @@ from proxy.features import (
     usage,
 )
 from proxy.features.activity import store_growth
-from proxy.features.alerts import Alerts
+from proxy.features.alerts import BUDGET_ALERTS, Alerts, notice_of_budget
 from proxy.features.feature import Features
 from proxy.features.health import HealthBook
 from proxy.features.held_history import AnswerBook
@@ -362,6 +364,7 @@ async def _assemble(
             secret=secret,
             mode=config.auth.mode,
             tenant=tenant_source(config.auth, config.listen),
+            teams=config.teams,
         ),
         secret=secret,
         registry=registry,
@@ -382,6 +385,12 @@ async def _assemble(
         features=Features([alerts, answers, health, *plugins]),
         instance=instance,
         admission=Admission(config.limits),
+        budgets=Budgets(
+            store,
+            clock=planner.clock,
+            notify=lambda notice: alerts.emit(notice_of_budget(notice)),
+            refused=lambda use: metrics.budget_refusals.labels(*use.labels).inc(),
+        ),
     )
     if store.shared:
         runtime.admission.share(store)
@@ -410,7 +419,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
             metrics.requests.labels(outcome, policy)
     begun = {
         metrics.retries: ("overflow", "tools_refused"),
-        metrics.degraded: ("store", "plan", "resume"),
+        metrics.degraded: ("store", "plan", "resume", "budget", "price"),
         metrics.summarizer_calls: ("ok", "kept", "shared", "timeout"),
         metrics.preparations: ("prepared", "used", "wasted"),
         metrics.alerts_undelivered: ("dropped", "failed"),
@@ -420,6 +429,8 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
             counter.labels(value)
     for rule in RULES:
         metrics.alerts.labels(rule.level, rule.category, rule.kind)
+    for kind, level in BUDGET_ALERTS.items():
+        metrics.alerts.labels(level, "notice", kind)
 
 
 def _watch(runtime: Runtime) -> None:
@@ -427,6 +438,7 @@ def _watch(runtime: Runtime) -> None:
     metrics = runtime.telemetry.metrics
     metrics.unauthorised.watch(lambda: dict(runtime.auth_throttle.counted))
     metrics.health.watch(runtime.health.read)
+    metrics.budget_used.watch(runtime.budgets.ratios)
     metrics.store_waiting.watch(runtime.write_queue.waiting)
     metrics.store_size.watch(lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
     metrics.store_growth.watch(partial(_growth, runtime))
@@ -477,6 +489,7 @@ async def _tend(runtime: Runtime) -> None:
     pruned = -DAY
     followed = time.monotonic()
     renewed = time.monotonic()
+    reserved = time.monotonic()
     while True:
         await asyncio.sleep(KEYS_EVERY)
         # bytes of bodies since it was given back
@@ -491,6 +504,9 @@ async def _tend(runtime: Runtime) -> None:
             if shared is not None and time.monotonic() - renewed >= RENEWED_EVERY:
                 renewed = time.monotonic()
                 await shared.renew()
+            if time.monotonic() - reserved >= RESERVED_EVERY:
+                reserved = time.monotonic()
+                await runtime.budgets.renew()
             runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)

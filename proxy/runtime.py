@@ -8,6 +8,7 @@ from cachetools import TTLCache
 
 from policies.settings import ContextSettings, Mode
 from proxy.access.admission import Admission, AuthThrottle, Keyring, tenant_source
+from proxy.access.budgets import Budgets
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
@@ -53,6 +54,7 @@ class Runtime:
     telemetry: Telemetry
     instance: str
     admission: Admission
+    budgets: Budgets
     auth_throttle: AuthThrottle = field(default_factory=AuthThrottle)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
@@ -80,7 +82,12 @@ class Runtime:
         mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
         tenant = tenant_source(config.auth, config.listen)
         fresh = self.keyring = Keyring(
-            config.keys, rows, secret=self.secret, mode=mode, tenant=tenant
+            config.keys,
+            rows,
+            secret=self.secret,
+            mode=mode,
+            tenant=tenant,
+            teams=config.teams,
         )
         if fresh.is_open and not before.is_open:
             self.logger.warning("auth.mode is open: from now on anybody who can connect may call")

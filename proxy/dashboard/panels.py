@@ -1,8 +1,6 @@
 """What is set and what is taken: policies, keys, usage, and Weir itself."""
 
 import asyncio
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +20,14 @@ from proxy.dashboard.pages import attachment
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
 from proxy.features.activity import store_growth
-from proxy.features.usage import TAKEN_BY, beside_cost, usage_by
+from proxy.features.usage import as_csv, beside_cost, budgets, usage_page
 from proxy.http import admin
 from proxy.http.probes import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.usage import By
 
-BYS: tuple[By, ...] = get_args(By)
+BYS: tuple[By, ...] = tuple(each for each in get_args(By) if each != "key")
+"""What is told apart beside keys."""
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
@@ -187,6 +186,8 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
         ),
         "policies": list(visit.runtime.config.policies),
         "permissions": admin.PERMISSIONS,
+        "budgets": (await budgets(visit.api_request(query={}, rows=MAX_ROWS)))["data"],
+        "teams": list(visit.runtime.config.teams),
         "is_open": visit.runtime.keyring.is_open,
         "made": None,
         "problem": None,
@@ -205,6 +206,10 @@ async def create_key(visit: PageVisit) -> View:
     body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
+    if visit.field("team"):
+        body["team"] = visit.field("team")
+    if visit.field("budgets"):
+        body["budgets"] = visit.field("budgets").split()
     try:
         made = await admin.create_key(visit.api_request(body=body))
     except InvalidRequest as fault:
@@ -255,24 +260,12 @@ async def usage(visit: PageVisit) -> View:
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     since = visit.query.get("since", "30d")
     query = {"since": since, **visit.given("by", "cursor")}
-    return await usage_by(visit.api_request(query=query, rows=rows)), query.get("by", ""), since
+    return await usage_page(visit.api_request(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> Response:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(TAKEN_BY)
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
-    for row in found["data"]:
-        writer.writerow([_cell(row[name]) for name in TAKEN_BY])
-    return attachment(out.getvalue().encode(), "usage.csv", "text/csv")
-
-
-def _cell(value: object) -> object:
-    """A cell that no program takes for a formula."""
-    return (
-        f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-    )
+    return attachment(as_csv(found["data"]).encode(), "usage.csv", "text/csv")
 
 
 async def system(visit: PageVisit) -> View:

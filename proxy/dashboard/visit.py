@@ -315,6 +315,7 @@ class PageVisit:
             rows=rows,
             most=max(rows, MAX_ROWS),
             shutdown=self.request.state.shutdown,
+            caller=None if self.is_operator else self.runtime.keyring.again(self.session.key),
         )
 
     @property

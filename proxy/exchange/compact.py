@@ -6,6 +6,7 @@ import msgspec
 
 from proxy.exchange.exchange import Request
 from proxy.exchange.relay import JSON, Relay
+from proxy.exchange.reserve import reserve
 from proxy.features.compaction import (
     COMPACT_PATH,
     compaction_on,
@@ -43,6 +44,7 @@ async def answer_compaction(
         exchange.plan, body=request.chat.body, recognized=recognized
     )
     exchange.identify()
+    await reserve(runtime, exchange, request, recognized)
     made = await make_compaction(
         runtime.planner,
         plan_request,

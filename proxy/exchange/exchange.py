@@ -11,6 +11,8 @@ import msgspec
 from policies.ledger import TokenUsage
 from policies.pressure import read_pressure
 from policies.settings import ContextSettings
+from proxy.access.admission import Stay
+from proxy.access.budgets import BudgetUse
 from proxy.access.destination import CHAT, Caller, Destination, Route
 from proxy.conversation.thread import name_from
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -66,6 +68,9 @@ class Exchange(msgspec.Struct):
         listener: what reads the answer on its way, where later requests may name what is in it.
         degraded: what went wrong, besides what the plan says.
         compacted: whether the answer is a compaction that Weir has made.
+        budget: the caller's that is used up the furthest.
+        reserved: whether something of a budget may be reserved for the request.
+        fallback: whether it goes to the policy's other model.
     """
 
     id: str
@@ -92,6 +97,10 @@ class Exchange(msgspec.Struct):
     listener: Listener | None = None
     degraded: list[str] = msgspec.field(default_factory=list)
     compacted: bool = False
+    stay: Stay | None = None
+    budget: BudgetUse | None = None
+    reserved: bool = False
+    fallback: bool = False
 
     @property
     def model(self) -> str:
@@ -278,6 +287,7 @@ class Exchange(msgspec.Struct):
             "native_compaction": self.plan.native,
             "compaction": self.compacted,
             "restart": self.plan.restarted,
+            "fallback": self.fallback,
         }
         parts += [f"{name}=1" for name, is_so in done.items() if is_so]
         if self.retries:
@@ -307,6 +317,10 @@ class Exchange(msgspec.Struct):
             tokens = (about, sent.before, about, sent.after, sent.limit)
             headers.append((b"x-weir-tokens", b"before=%b%d;after=%b%d;limit=%d" % tokens))
             headers.append((b"x-weir-pressure", str(sent.pressure).encode()))
+        if self.budget is not None:
+            headers.append((b"x-weir-budget", str(self.budget).encode()))
+        if self.fallback:
+            headers.append((b"x-weir-model", self.model.encode("latin-1", "replace")))
         headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
         return headers
 

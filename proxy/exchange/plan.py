@@ -13,6 +13,7 @@ from policies.limits import Limits, layers_of, limit_for
 from proxy.errors import ContextLengthExceeded
 from proxy.exchange.exchange import Exchange, Request, evicted_count
 from proxy.exchange.learn import learn_load
+from proxy.exchange.reserve import reserve
 from proxy.features.compaction import natively
 from proxy.features.feature import Overflow
 from proxy.models.limits import BINDING
@@ -28,6 +29,7 @@ async def plan_request(runtime: Runtime, exchange: Exchange, request: Request) -
     exchange.plan = Plan(body=request.chat.body)
     if plan_request is None:
         exchange.identify()
+        await reserve(runtime, exchange, request, None)
         return exchange.plan
     if exchange.trace.recorded:
         with exchange.trace.plan() as plan_request.span:
@@ -50,6 +52,7 @@ async def _planned(
             body=request.chat.body, recognized=recognized, degraded=recognized.degraded
         )
     exchange.identify()
+    await reserve(runtime, exchange, request, recognized)
     try:
         plan = await planner.first(plan_request, recognized)
         if request.client is not plan_request.request:

@@ -5,8 +5,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from policies.settings import ClientEdits, ContextSettings, Mode
-from proxy.access.destination import Caller, Destination, Headers, for_managed, rule_for
+from proxy.access.destination import (
+    Caller,
+    Destination,
+    Headers,
+    for_fallback,
+    for_managed,
+    rule_for,
+)
 from proxy.access.provider_ids import is_judged, named_in_request
 from proxy.config.values import UpstreamSettings
 from proxy.conversation.thread import (
@@ -17,7 +26,7 @@ from proxy.conversation.thread import (
     name_from,
 )
 from proxy.effects.perform import Patience
-from proxy.errors import InvalidRequest, ProxyError
+from proxy.errors import ContextLengthExceeded, InvalidRequest, ModelNotAllowed, ProxyError
 from proxy.exchange.exchange import Exchange, Request
 from proxy.exchange.replies import Replies, summarizer_input
 from proxy.features.compaction import COMPACT_PATH, is_native, opened, unseal
@@ -69,6 +78,51 @@ async def read_request(
     exchange.chat = request.chat
     exchange.request = request
     return request
+
+
+def fall_back(
+    runtime: Runtime, exchange: Exchange, request: Request, refusal: ContextLengthExceeded
+) -> Request:
+    """The request as one to the policy's ``fallback``. Raises the refusal where there is none, or
+    the key may not use it.
+    """
+    settings = exchange.settings
+    caller = request.destination.caller
+    model = None if settings is None else settings.fallback
+    if model is None or settings is None or model == request.chat.model:
+        raise refusal
+    try:
+        destination, chat = for_fallback(
+            runtime.config, caller, exchange.route, request.chat, model
+        )
+    except ModelNotAllowed:
+        raise refusal from None
+    if chat.codec.name not in destination.upstream.endpoints:
+        raise refusal
+    held = request.held
+    if held is not NOTHING_HELD:  # all of it goes up, as to one who holds nothing
+        held = msgspec.structs.replace(held, parent=None, chain=(), known={})
+    sent = dict(exchange.headers)
+    new = request_for(runtime, exchange, chat, destination, settings, held, sent=sent)
+    exchange.chat = new.chat
+    exchange.request = new
+    exchange.fallback = True
+    exchange.refusal = {}
+    exchange.trace.event("fallback", model=model, reason=refusal.code)
+    return new
+
+
+def refused_twice(
+    first: ContextLengthExceeded, second: ContextLengthExceeded, model: str
+) -> ContextLengthExceeded:
+    """The refusal of a request that does not fit into its fallback either."""
+    window = (second.weir or {}).get("window")
+    return ContextLengthExceeded(
+        f"{first.message} It does not fit into the fallback {model[:200]} either, whose maximum"
+        f" context length is {window} tokens.",
+        param=first.param,
+        weir=second.weir,
+    )
 
 
 def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:

@@ -80,6 +80,9 @@ def row_of(
         events=record.events,
         refusal={"code": plan.refused} if plan.refused is not None else exchange.refusal,
         inspection=inspection,
+        key="" if exchange.caller is None else exchange.caller.account,
+        team="" if exchange.caller is None else exchange.caller.team,
+        reserved=exchange.reserved,
     )
 
 

@@ -16,18 +16,28 @@ from typing import Any
 
 from proxy.access.admission import admitted
 from proxy.access.destination import CHAT, Caller, Headers, Route
-from proxy.errors import LoopDetected, ProxyError, ShuttingDown
+from proxy.errors import ContextLengthExceeded, LoopDetected, ProxyError, ShuttingDown
 from proxy.exchange.compact import answer_compaction
-from proxy.exchange.exchange import BROKE_OFF, Exchange, new_request_id
+from proxy.exchange.exchange import BROKE_OFF, Exchange, Request, new_request_id
 from proxy.exchange.plan import plan_request
-from proxy.exchange.read import read_request
+from proxy.exchange.read import fall_back, read_request, refused_twice
+from proxy.exchange.recall import Recalling
 from proxy.exchange.relay import STOPPING, Relay
 from proxy.exchange.send import NO_SUCH_ROUTE, attempts_for, recall_for, require_endpoint, send_plan
 from proxy.exchange.sinks import record_exchange
 from proxy.features.compaction import COMPACT_PATH
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
-from proxy.stream import READ_OUT, ClientGone, Receive, Send, StreamCut, read_plain, while_connected
+from proxy.stream import (
+    READ_OUT,
+    ClientGone,
+    Receive,
+    Send,
+    StreamCut,
+    UpstreamResponse,
+    read_plain,
+    while_connected,
+)
 from proxy.telemetry.logs import LOG_CONTEXT, RequestContext
 from proxy.telemetry.trace import NULL_TRACE, ExchangeTrace
 from proxy.upstream.client import came_through
@@ -69,12 +79,15 @@ class ExchangeHandler:
         request = await read_request(runtime, exchange, body, caller)
         if request.compacts and await answer_compaction(self.relay, request):
             return
-        plan = await plan_request(runtime, exchange, request)
+        try:
+            received, sent, recalling = await self._obtain(request)
+        except ContextLengthExceeded as refusal:
+            request = fall_back(runtime, exchange, request, refusal)
+            try:
+                received, sent, recalling = await self._obtain(request)
+            except ContextLengthExceeded as second:
+                raise refused_twice(refusal, second, request.chat.model) from None
         self.relay.listen(request)
-        exchange.ready = time.perf_counter()
-        attempts = attempts_for(runtime, exchange, request)
-        recalling = recall_for(runtime, request, attempts)
-        received, sent = await send_plan(runtime, exchange, request, plan, attempts, recalling)
         if request.compacts and await answer_compaction(self.relay, request, received):
             return
         require_endpoint(runtime, request, received)
@@ -89,6 +102,17 @@ class ExchangeHandler:
         finally:
             runtime.telemetry.metrics.active_streams.dec(is_stream)
 
+    async def _obtain(self, request: Request) -> tuple[UpstreamResponse, bytes, Recalling | None]:
+        """The upstream's answer, the body that it answers, and the recall tool that it carries."""
+        runtime = self.runtime
+        exchange = self.exchange
+        plan = await plan_request(runtime, exchange, request)
+        exchange.ready = time.perf_counter()
+        attempts = attempts_for(runtime, exchange, request)
+        recalling = recall_for(runtime, request, attempts)
+        received, sent = await send_plan(runtime, exchange, request, plan, attempts, recalling)
+        return received, sent, recalling
+
     async def run(self) -> None:
         """Answer the request, and record it whatever became of it."""
         runtime = self.runtime
@@ -101,6 +125,7 @@ class ExchangeHandler:
         try:
             exchange.caller = caller = self.admit(exchange.headers)
             with runtime.admission.enter(caller) as stay:
+                exchange.stay = stay
                 if runtime.admission.shared is not None:
                     await runtime.admission.share_limits(stay, caller)
                 limit = runtime.config.limits.body

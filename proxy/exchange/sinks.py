@@ -27,6 +27,8 @@ NO_POLICY = "none"
 def record_exchange(runtime: Runtime, exchange: Exchange, *, ended: float | None = None) -> None:
     begun = time.perf_counter()
     metrics = runtime.telemetry.metrics
+    if exchange.reserved:
+        runtime.budgets.ended(exchange.id)
     record = record_of(exchange, runtime, ended=begun if ended is None else ended)
     _emit_alerts(runtime, record)
     if runtime.features.on_answered:
@@ -51,6 +53,7 @@ def record_relayed(
     outcome: str,
     usage: ReportedUsage | None,
     policy: str = NO_POLICY,
+    reserved: bool = False,
 ) -> None:
     used = usage or NO_USAGE
     metrics = runtime.telemetry.metrics
@@ -78,6 +81,9 @@ def record_relayed(
             usage_completion=used.completion,
             usage_cached=used.cached,
             cost=cost,
+            key=caller.account,
+            team=caller.team,
+            reserved=reserved,
         )
     )
 
@@ -95,6 +101,7 @@ def _store(runtime: Runtime, record: ExchangeRecord) -> None:
                 outcome=record.label,
                 usage=record.billed,
                 policy=exchange.settings.name if exchange.settings is not None else NO_POLICY,
+                reserved=exchange.reserved,
             )
         return
     keep = record.policy.inspect

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from starlette.responses import Response
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits
+from proxy.access.budgets import key_budgets
 from proxy.config.file import ConfigError, Document, dotted, nearest
 from proxy.config.loading import without_set_policy
 from proxy.config.presets import (
@@ -59,13 +60,15 @@ async def keys(request: ManagementRequest) -> Json:
         same = {
             name: getattr(each, name) for name in ("name", "policy", "models", "allow", *LIMITS)
         }
-        stated[digest] = KeyRow(digest=digest, created=0, **same)
+        texts = tuple(map(str, each.budgets))
+        stated[digest] = KeyRow(digest=digest, created=0, team=each.team, budgets=texts, **same)
 
     def shown(row: KeyRow) -> Json:
         tenant = row.tenant or row.digest[:32]
         took = used.get(tenant)
         return {
             **_limited(row),
+            **_budgeted(row),
             "tenant": tenant,
             "origin": "file" if row.digest in stated else "database",
             "policy": row.policy,
@@ -86,15 +89,17 @@ async def keys(request: ManagementRequest) -> Json:
 def _limited(row: KeyRow) -> Json:
     return {
         name: getattr(row, name)
-        for name in ("name", "concurrency", "requests_per_minute", "expires")
+        for name in ("name", "concurrency", "requests_per_minute", "tokens_per_minute", "expires")
     }
+
+
+def _budgeted(row: KeyRow) -> Json:
+    return {"team": row.team, "budgets": list(row.budgets or ())}
 
 
 async def create_key(request: ManagementRequest) -> Json:
     """Make a key. Its secret is told this once; from the first key on only known keys may call."""
-    given = await request.fields(
-        ("concurrency", "requests_per_minute", "expires", "name", "policy", "models", "allow")
-    )
+    given = await request.fields((*LIMITS, "name", "policy", "models", "allow", "team", "budgets"))
     secret = create_secret()
     row = _new_key(request, given, digest=key_digest(request.runtime.secret, secret.encode()))
     try:
@@ -130,6 +135,21 @@ async def limit_key(request: ManagementRequest) -> Json:
         await request.store.change_key(old.name, limits, at)
         request.runtime.take_keys(await request.store.list_keys())
     return _limited(await _in_force(request))
+
+
+async def set_key_budgets(request: ManagementRequest) -> Json:
+    """Set a key's team, its budgets or both, from its next request on; what is not given stays.
+
+    What it has used in this period stays used.
+    """
+    given = await request.fields(("team", "budgets"))
+    values = key_budgets(given, request.runtime.config.teams)
+    old = await _in_force(request)
+    if values:
+        at = request.runtime.planner.clock()
+        await request.store.change_key(old.name, values, at, change="budgets")
+        request.runtime.take_keys(await request.store.list_keys())
+    return {"name": old.name, **_budgeted(await _in_force(request))}
 
 
 async def set_key_policy(request: ManagementRequest) -> Json:
@@ -178,7 +198,7 @@ def _made(row: KeyRow, secret: str) -> Json:
         "models": list(row.models),
         "allow": list(row.allow),
     }
-    return _limited(row) | made
+    return _limited(row) | _budgeted(row) | made
 
 
 def _new_key(request: ManagementRequest, given: dict[str, Any], *, digest: str) -> KeyRow:
@@ -200,6 +220,7 @@ def _new_key(request: ManagementRequest, given: dict[str, Any], *, digest: str) 
             raise InvalidRequest(f"allow may have {', '.join(PERMISSIONS)}.", param="allow")
     now = request.runtime.planner.clock()
     limits: dict[str, Any] = key_limits(given, now=now)
+    limits |= key_budgets(given, request.runtime.config.teams)
     return KeyRow(
         name=name.strip(),
         digest=digest,
@@ -421,6 +442,7 @@ ROUTES = (
     ManagementRoute("POST", "keys", create_key, statuses=(201,), asker="operator"),
     ManagementRoute("POST", "keys/{key}/rotate", rotate_key, statuses=(201,), asker="operator"),
     ManagementRoute("POST", "keys/{key}/limits", limit_key, asker="operator"),
+    ManagementRoute("POST", "keys/{key}/budgets", set_key_budgets, asker="operator"),
     ManagementRoute("POST", "keys/{key}/policy", set_key_policy, asker="operator"),
     ManagementRoute("DELETE", "keys/{key}", revoke_key, asker="operator"),
     ManagementRoute("GET", "policies", policies, PAGED),

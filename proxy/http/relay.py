@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from proxy.access.admission import admitted, without_grants
+from proxy.access.admission import Stay, admitted, without_grants
+from proxy.access.budgets import BYTES_A_TOKEN, BudgetUse
 from proxy.access.destination import (
     Caller,
     Destination,
@@ -73,6 +74,7 @@ CONTENT = "/content"
 ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/files", "/v1/batches", "/v1/moderations"})
 OTHER_ROUTE = "/v1/{rest}"
 RELAYED = (b"x-weir-actions", b"relayed")
+DEGRADED = (b"x-weir-actions", b"relayed,degraded=budget")
 _ANSWER = re.compile(r"/+responses/+([^/]+)/*")
 
 
@@ -96,6 +98,10 @@ class RelayedRequest:
     headers: Headers = ()
     remembers: bool = False
     lists: bool = False
+    stay: Stay | None = None
+    budget: BudgetUse | None = None
+    reserved: bool = False
+    degraded: bool = False
 
     async def run(self) -> None:
         refused = None
@@ -109,9 +115,9 @@ class RelayedRequest:
         except ProxyError as error:
             self.error, self.status, refused = error.code, error.status, error.status
             codec = CODECS.get(self.route.path.split("/")[1], CHAT)
-            await as_error(error, request_id=self.id, codec=codec)(
-                self.scope, self.receive, self.send
-            )
+            response = as_error(error, request_id=self.id, codec=codec)
+            response.raw_headers += self._budget()
+            await response(self.scope, self.receive, self.send)
         finally:
             self.trace.end(refused, self.error)
             self._settle()
@@ -135,6 +141,7 @@ class RelayedRequest:
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget_answer(caller.tenant, unquote(answer[1]))
         with runtime.admission.enter(caller) as stay:
+            self.stay = stay
             if runtime.admission.shared is not None:
                 await runtime.admission.share_limits(stay, caller)
             length = declared_length(headers)
@@ -147,6 +154,7 @@ class RelayedRequest:
                     raise RequestTooLarge.of_body(config.limits.body)
                 self.destination = unread(config, caller, route)
                 await self._judge(self.destination, None)
+                await self._reserve(caller, length or 0)
                 await self._forward(
                     self.destination, _parts(self.receive, config.limits.body), length
                 )
@@ -168,7 +176,31 @@ class RelayedRequest:
                 destination = unread(config, caller, route, model=_model_in(read) if looks else "")
             self.destination = destination
             await self._judge(destination, body)
+            await self._reserve(caller, len(body or b""))
             await while_connected(self.scope, self._forward(destination, body))
+
+    async def _reserve(self, caller: Caller, size: int) -> None:
+        """Reserve what a request with a body of so many bytes may take.
+
+        Raises BudgetExceeded or RateLimited where there is not enough left.
+        """
+        if not caller.is_counted or self.scope["method"] != "POST" or self.stay is None:
+            return
+        runtime = self.runtime
+        self.reserved = True
+        names_model = self.route.kind == "model" and not is_form(self.headers)
+        tokens = size // BYTES_A_TOKEN if names_model else 0
+        await runtime.admission.take_tokens(self.stay, caller, tokens)
+        if not caller.has_budget:
+            return
+        self.budget, refusal = await runtime.budgets.reserve(
+            caller, self.id, tokens=tokens, dollars=0.0
+        )
+        if refusal is not None:
+            raise refusal
+        if self.budget is None:
+            self.degraded = True
+            runtime.telemetry.metrics.degraded.labels("budget").inc()
 
     async def _judge(self, destination: Destination, body: bytes | None) -> None:
         """Raises NotFound for what is not the caller's, Busy, InvalidRequest."""
@@ -278,10 +310,14 @@ class RelayedRequest:
             for low, n, v in named
             if low not in NOT_RELAYED and not low.startswith(b"x-weir-")
         ]
-        headers.append(RELAYED)
+        headers.append(DEGRADED if self.degraded else RELAYED)
+        headers += self._budget()
         if not any(name.lower() == b"x-request-id" for name, _ in headers):
             headers.append((b"x-request-id", self.id.encode()))
         return unbuffered(headers) if is_stream(answer) else headers
+
+    def _budget(self) -> list[tuple[bytes, bytes]]:
+        return [] if self.budget is None else [(b"x-weir-budget", str(self.budget).encode())]
 
     def _settle(self) -> None:
         metrics = self.runtime.telemetry.metrics
@@ -289,6 +325,8 @@ class RelayedRequest:
         metrics.requests.labels(outcome, NO_POLICY).inc()
         if self.caller is None:
             return
+        if self.reserved:
+            self.runtime.budgets.ended(self.id)
         usage = self.reported.usage if self.reported is not None else None
         destination = self.destination
         model = self.destination.model if self.destination is not None else ""
@@ -300,6 +338,7 @@ class RelayedRequest:
             status=self.status or CLIENT_CLOSED,
             outcome=outcome,
             usage=usage,
+            reserved=self.reserved,
         )
         operation = OPERATIONS.get(f"/v1{self.route.path}")
         if destination is not None and operation is not None:

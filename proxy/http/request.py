@@ -17,6 +17,7 @@ from msgspec import Meta
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 
+from proxy.access.destination import Caller
 from proxy.config.values import moment_in
 from proxy.errors import (
     Conflict,
@@ -174,6 +175,7 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tenant: whose key was sent, None for the operator with the admin token.
+        caller: that key, None for the operator.
         path: the parts of the path that the route names.
         query: the parameters behind the question mark.
         receive: where the body is read from.
@@ -188,6 +190,16 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = MAX_ROWS
     most: int = MAX_ROWS
     shutdown: Shutdown = Shutdown()
+    caller: Caller | None = None
+
+    @property
+    def key(self) -> str | None:
+        """What the caller's key is added up under: empty for an unknown one, None for the
+        operator.
+        """
+        if self.tenant is None:
+            return None
+        return "" if self.caller is None else self.caller.account
 
     @property
     def store(self) -> Store:

@@ -117,6 +117,7 @@ class Management:
             rows=route.rows,
             most=route.most,
             shutdown=request.state.shutdown,
+            caller=caller,
         )
         if not runtime.write_queue.failing:
             # what was answered a moment ago is there to be asked for

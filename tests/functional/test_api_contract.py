@@ -107,7 +107,17 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await ask("GET", f"blobs/{gone[0]['ref']}")
     await ask("GET", f"blobs/{gone[0]['ref']}.txt")
     assert (await ask("GET", "search?q=module"))["data"]
-    for by in ("", "?by=model", "?by=policy", "?by=day", "?by=conversation", "?by=conversation&limit=1"):
+    for by in (
+        "",
+        "?by=team",
+        "?by=key",
+        "?by=key&format=csv",
+        "?by=model",
+        "?by=policy",
+        "?by=day",
+        "?by=conversation",
+        "?by=conversation&limit=1",
+    ):
         for key in ("sk-test", ADMIN, "sk-nobody"):
             await ask("GET", f"usage{by}", key=key)
     note = {"text": "Use fetch.", "category": "decisions", "importance": "high"}
@@ -135,6 +145,9 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await ask("POST", "keys/made/rotate", key=ADMIN)
     await ask("POST", "keys/made/policy", {"policy": "balanced"}, key=ADMIN)
     await ask("POST", "keys/made/limits", {"concurrency": 4, "expires": "30d"}, key=ADMIN)
+    await ask("POST", "keys/made/budgets", {"budgets": ["day,tokens=5,dollars=0.5"]}, key=ADMIN)
+    for key in ("sk-test", ADMIN):
+        await ask("GET", "budgets", key=key)
     await ask("GET", "keys", key=ADMIN)
     await ask("DELETE", "keys/made", key=ADMIN)
     assert await Contract.of(api) == Contract(contract.document)

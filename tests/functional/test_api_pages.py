@@ -17,10 +17,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
-    async with serving(tmp_path, deployment=deployment) as api:
+    async with serving(tmp_path, deployment=deployment, more=TEAM) as api:
         yield api
 
 
+TEAM = """
+teams: {all: {budgets: [{period: day, tokens: 9}, {period: week, tokens: 9}, {period: month, tokens: 9}]}}
+"""
 LISTS = sorted({r.pattern for r in ROUTES if {"cursor", "limit"} <= set(r.query) and r.asker != "operator"})
 
 

@@ -33,7 +33,8 @@ upstreams:
 models:
   - {{match: "sim*", upstream: main, window: 8192, max_input: 8000, max_output: 512, tokenizer: o200k_base, prices: {{input: 1, output: 2, cache_read: 0.5, cache_write: 1.5}}}}
 auth: {{mode: keys, admin_token: admin-0123456789}}
-keys: [{{name: bot, secret: key-of-the-bot, policy: balanced, models: ["sim*"], allow: [mode, policy], upstream_key: sk-of-the-bot}}]
+keys: [{{name: bot, secret: key-of-the-bot, policy: balanced, models: ["sim*"], allow: [mode, policy], team: all, upstream_key: sk-of-the-bot}}]
+teams: {{all: {{budgets: [{{period: day, tokens: 1000000, dollars: 100}}]}}}}
 policies: {{mine: {{preset: balanced}}}}
 telemetry: {{alerts: {{webhook: "{alerts}", secret: whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz}}}}
 """

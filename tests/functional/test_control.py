@@ -416,7 +416,7 @@ async def test_what_is_not_there_says_what_is(api: Api) -> None:
     await api.talk().agent(1)
     error = await api.refused(404, "GET", "nothing")
     assert (
-        "conversations, blobs, search, health, usage, series, live, keys, audit, policies, windows, config and openapi.json"
+        "conversations, blobs, search, health, usage, budgets, series, live, keys, audit, policies, windows, config and openapi.json"
         in error["message"]
     )
     error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")

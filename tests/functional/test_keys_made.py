@@ -272,7 +272,7 @@ def test_what_is_no_limit_is_said_on_the_command_line(tmp_path: Path) -> None:
     assert "bot" in invoked("keys", "limit", "bott", "--concurrency", "2", *store).stderr
     (row,) = json.loads(invoked("keys", "list", "--json", *store).stdout)
     assert (row["concurrency"], row["requests_per_minute"], row["expires"]) == (3, None, None)
-    assert re.search(r"^bot( +-){3} +3 ", invoked("keys", "list", *store).stdout, re.MULTILINE)
+    assert re.search(r"^bot( +-){4} +3 ", invoked("keys", "list", *store).stdout, re.MULTILINE)
 
 
 def test_an_empty_pattern_for_models_makes_no_key(tmp_path: Path) -> None:
