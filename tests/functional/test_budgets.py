@@ -480,7 +480,7 @@ async def test_an_alert_goes_out_once_in_a_period_at_80_percent_and_when_it_is_u
         async with opened(tmp_path, more=more) as office:
             await office.statuses("near", 5)
             await office.statuses("soft", 4)
-            await office.target.runtime.alerts.close()
+            await office.target.runtime.features.close()
     said = [(each["data"]["kind"], each["data"]["level"]) for each in told]
     assert said == [
         ("budget_nearly_used", "warning"),
