@@ -468,7 +468,7 @@ def notice_of_budget(notice: BudgetNotice) -> Notice:
         said = "is nearly used up"
     elif use.hard:
         kind = "budget_refuses"
-        said = "is used up, and requests are refused until it begins anew"
+        said = "is used up, and requests are refused until it resets"
     else:
         kind = "budget_used_up"
         said = "is used up, and requests go on"
