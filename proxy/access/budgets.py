@@ -309,8 +309,8 @@ def refusal(use: BudgetUse, *, at: float) -> RateLimited:
         )
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(use.resets))
     return BudgetExceeded(
-        f"{begins}, is used up ({used}). It begins anew at {ends}; until then ask the operator of"
-        " this proxy for a larger budget.",
+        f"{begins}, is used up ({used}). It resets at {ends}. Before that, ask the operator of this"
+        " proxy for a larger budget.",
         retry_after=seconds_left(use.period, at),
     )
 
