@@ -31,7 +31,7 @@ from proxy.config.presets import preset_documents
 from proxy.errors import ProxyError
 from proxy.features.custom import check_custom
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
-from tools import keys
+from tools import commands, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -92,6 +92,10 @@ def test_every_key_of_a_policy_is_on_the_page() -> None:
 
 def test_the_page_of_keys_is_made_from_the_code() -> None:
     assert keys.PAGE.read_text(encoding="utf-8") == keys.page(), "python -m tools.keys"
+
+
+def test_the_reference_of_commands_is_made_from_the_code() -> None:
+    assert commands.PAGE.read_text(encoding="utf-8") == commands.page(), "python -m tools.commands"
 
 
 def blocks(language: str) -> list[str]:
