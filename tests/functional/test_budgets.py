@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 from click.testing import CliRunner
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.access import budgets
 from proxy.access.admission import key_digest
@@ -26,6 +27,7 @@ from proxy.config.file import ConfigError
 from proxy.config.loading import load_config
 from proxy.store import Store
 from proxy.store.records import StoreUnavailable
+from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, weir
 from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted, whole
 from tests.upstream import Dialect
@@ -603,13 +605,15 @@ LONG = "The harbour is deep and the ferry leaves at nine. " * 400
 
 
 @asynccontextmanager
-async def falling(folder: Path, path: str = "chat/completions") -> AsyncIterator[tuple[Office, RunningSimulator]]:
+async def falling(
+    folder: Path, path: str = "chat/completions", telemetry: Telemetry | None = None
+) -> AsyncIterator[tuple[Office, RunningSimulator]]:
     dialect = Dialect.ANTHROPIC if path == "messages" else Dialect.OPENAI
     settings = SimulatorSettings(window=64_000, dialect=dialect)
     async with serve_simulator(settings, counter=COUNTER) as simulator:
         yaml = FALLBACK.format(url=simulator.base_url)
         async with (
-            weir("", folder / "w.db", yaml=yaml, folder=folder, window=None) as target,
+            weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target,
             httpx.AsyncClient(timeout=60) as http,
         ):
             yield Office(target, http, folder), simulator
@@ -646,6 +650,18 @@ async def test_what_does_not_fit_goes_to_the_policys_fallback(path: str, stream:
         answer = await office.http.post(f"{office.target.root}/v1/{path}", json=short, headers=headers)
         assert answer.headers["x-weir-actions"] == "none"
         assert "x-weir-model" not in answer.headers
+
+
+async def test_the_trace_of_a_request_names_its_fallback(tmp_path: Path) -> None:
+    spans = InMemorySpanExporter()
+    telemetry = Telemetry.create(OtelSettings(), span_exporter=spans)
+    async with falling(tmp_path, telemetry=telemetry) as (office, _):
+        assert (await office.ask("any", model="small", **ASKED["chat/completions"])).status_code == 200
+        telemetry.flush()
+    (root,) = [span for span in spans.get_finished_spans() if span.parent is None]
+    (event,) = [event for event in root.events if event.name == "weir.fallback"]
+    assert event.attributes == {"gen_ai.request.model": "large", "weir.reason": "context_length_exceeded"}
+    assert root.name.endswith(" large")
 
 
 async def test_what_does_not_fit_into_the_fallback_either_is_refused_as_before(tmp_path: Path) -> None:
