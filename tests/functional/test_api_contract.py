@@ -66,9 +66,6 @@ async def lived(api: Api) -> None:
     await talk(api, "ended", "alarmed", 5).agent(1)
 
 
-GIVEN_UP = "conversations/full"
-
-
 @pytest.mark.requirement("A0.136", "A0.92", "A0.128", "A0.138", "A0.148")
 async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await lived(api)

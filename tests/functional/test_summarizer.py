@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies.effects import Failed, Summarize, Summary
-from proxy.access.admission import credentials_in
 from proxy.access.destination import Caller
 from proxy.app import create_app
 from proxy.config.loading import load_config
@@ -45,7 +44,6 @@ from tests.upstream.app import RunningSimulator, serve_simulator
 
 GOOD = {SummaryMode.OK, SummaryMode.REASONING_MODEL, SummaryMode.NO_SCHEMA}
 USELESS = [mode for mode in SummaryMode if mode not in GOOD]
-MENDED = {SummaryMode.FIRST_BAD_THEN_OK, SummaryMode.INVENTED, SummaryMode.DROPS, SummaryMode.LAUNDERS}
 EARLIER = 20
 YAML = """
 upstreams:
@@ -216,11 +214,6 @@ async def test_a_slow_summariser_is_waited_for_as_long_as_the_policy_says_and_no
             (text,) = summaries(simulator)
         assert ("go on from" in text) is used
         assert len(side_calls(simulator)) == 1
-
-
-def tenant_of(target: RunningWeir, key: str) -> str:
-    """The tenant that a key stands for."""
-    return target.runtime.keyring.identify(credentials_in([(b"authorization", f"Bearer {key}".encode())])).tenant
 
 
 @SHARED

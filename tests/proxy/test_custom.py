@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.effects import Failed, Kept, Reply, Trim, Trimmed
+from policies.effects import Failed, Reply, Trim, Trimmed
 from proxy.custom import CustomFunctions
 
 pytestmark = pytest.mark.slow
@@ -193,50 +193,6 @@ async def test_a_function_that_hangs_is_ended_in_time_with_all_that_it_started(
     if name == "sleeps":
         await until_ended(*map(int, (module / "pids").read_text().split()))
     assert isinstance(await trim(functions, "everything"), Trimmed)
-
-
-async def test_after_a_time_out_the_path_is_switched_off_for_half_a_minute() -> None:
-    now = [0.0]
-    functions = CustomFunctions(clock=lambda: now[0])
-    try:
-        assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
-        now[0] = 29.9
-        assert await trim(functions, "loops", seconds=0.1) == Failed("failed")
-        now[0] = 30.0
-        assert await trim(functions, "loops", seconds=0.1) == Failed("timeout")
-        assert isinstance(await trim(functions, "everything"), Trimmed)
-    finally:
-        await functions.close()
-
-
-async def test_a_function_that_ends_its_process_is_switched_off_and_started_anew_later() -> None:
-    now = [0.0]
-    functions = CustomFunctions(clock=lambda: now[0])
-    try:
-        assert await trim(functions, "dies") == Failed("crashed")
-        assert await trim(functions, "dies") == Failed("failed")
-        now[0] = 31.0
-        assert await trim(functions, "dies") == Failed("crashed")
-    finally:
-        await functions.close()
-
-
-async def test_requests_at_the_same_time_wait_for_one_another_and_not_for_ever(functions: CustomFunctions) -> None:
-    assert [type(r) for r in await asyncio.gather(*(trim(functions, "everything") for _ in range(20)))] == [
-        Trimmed
-    ] * 20
-    await trim(functions, "once")
-    replies = await asyncio.gather(*(trim(functions, "once", seconds=0.3) for _ in range(20)))
-    assert {r.reason for r in replies if isinstance(r, Failed)} <= {"timeout", "failed"}
-
-
-async def test_a_cancelled_question_does_not_leave_its_answer_for_the_next(functions: CustomFunctions) -> None:
-    await trim(functions, "shorten")
-    task = asyncio.create_task(trim(functions, "shorten"))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert await trim(functions, "shorten") == Trimmed((Kept(0), Kept(1), Kept(2), Kept(3, "a lon"), Kept(4)))
 
 
 async def test_no_process_outlives_a_weir_that_was_killed(module: Path) -> None:

@@ -1,18 +1,12 @@
 """What waits to be written when a server stops is written once, with the store still busy on what came before."""
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 import asyncpg
-import msgspec
 import pytest
 
-from policies.messages import HASH_SIZE, Message
 from proxy.store import Store, WriteBehindQueue
-from proxy.store.records import AnswerRow, ExchangeRow, Inspection, RelayedRow
-from proxy.store.write_queue import HEAVY, MAX_HELD
-from tests.proxy.store_rows import exchange, url
+from tests.proxy.store_rows import exchange
 
 
 @pytest.mark.requirement("R.60", "P9")
@@ -41,66 +35,3 @@ async def test_a_server_that_stops_while_it_writes_loses_no_row_and_counts_none_
     await store.close()
     assert degraded == []
     assert len(ids) == requests == 2
-
-
-@pytest.mark.requirement("P9")
-async def test_long_histories_are_not_written_in_one_go_with_everything_else(tmp_path: Path) -> None:
-    store, batches = await Store.open(url(tmp_path / "w.db")), list[int]()
-    settler = WriteBehindQueue(store, degraded=lambda _: None)
-    record = store.record
-
-    async def recording(rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
-        batches.append(len(rows))
-        return await record(rows)
-
-    store.record = recording  # type: ignore[method-assign]
-    long = Inspection(keep=1, messages=(), pieces=None, raws=(b"x" * (HEAVY // 2),), first=0)
-    for number in range(5):
-        settler.put(msgspec.structs.replace(exchange(number), inspection=long if number < 4 else None))
-    await settler.flush()
-    assert batches == [2, 2, 1]
-    await store.close()
-
-
-@pytest.mark.requirement("P9")
-async def test_no_more_bytes_of_histories_wait_than_there_is_room_for(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))
-    settler = WriteBehindQueue(store, degraded=lambda _: None)
-    said = [Message(role="user", digest=b"d" * HASH_SIZE, tokens=9)]
-    raws = (b'{"content":"%s"}' % (b"x" * (MAX_HELD // 2)),)
-    half = Inspection(keep=9, messages=said, pieces=None, raws=raws, first=0)
-    full = [settler.is_full]
-    for number in range(2):
-        settler.put(msgspec.structs.replace(exchange(number), inspection=half))
-        full.append(settler.is_full)
-    await settler.flush()
-    full.append(settler.is_full)
-    [row] = await store.conversations(None)
-    kept = [(await store.inspection(row, exchange(number).id))[1] is not None for number in range(2)]
-    await store.close()
-    assert full == [False, False, True, False]
-    assert kept == [True, True]
-
-
-@pytest.mark.requirement("P9")
-async def test_rows_that_come_while_others_are_written_are_written_together(tmp_path: Path) -> None:
-    store, batches = await Store.open(url(tmp_path / "w.db")), list[int]()
-    settler = WriteBehindQueue(store, degraded=lambda _: None)
-    record = store.record
-
-    async def recording(rows: Sequence[ExchangeRow | RelayedRow | AnswerRow]) -> Sequence[ExchangeRow]:
-        batches.append(len(rows))
-        if len(batches) == 1:
-            settler.put(exchange(2))
-            settler.put(exchange(3))
-        return await record(rows)
-
-    store.record = recording  # type: ignore[method-assign]
-    settler.put(exchange(1))
-    await settler.flush()
-    assert batches == [1]
-    await settler.close()
-    assert batches == [1, 2]
-    [row] = await store.conversations(None)
-    await store.close()
-    assert row.requests == 3

@@ -22,8 +22,7 @@ from proxy.store.packing import Packed, unpack
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
-from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
-from tests.proxy.test_store_health import row_of, session
+from tests.proxy.store_rows import change, eviction, exchange, original, saved
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -57,12 +56,6 @@ async def run(engine: AsyncEngine, *statements: str) -> None:
     async with engine.begin() as connection:
         for statement in statements:
             await connection.execute(sa.text(statement))
-
-
-async def grow(store: Store, rows: int) -> None:
-    for number in range(rows):
-        given = change(number, count=1, with_cut=False, at=2000.0 + number)
-        await store.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
 
 
 async def test_the_schema_is_made_once_and_is_the_newest(postgres_url: str) -> None:
@@ -151,41 +144,6 @@ async def test_four_writers_with_pools_of_their_own_make_one_line(url: str, stor
     assert chain.last == 4 * (8 * 3 + 7 + 4)
     assert len(await store.audit(TENANT, conversation="b2", limit=500)) == 35
     assert len(await store.audit(TENANT, kind=AuditType.REFUSED, limit=500)) == 16
-
-
-@pytest.mark.requirement("A0.138")
-async def test_retention_takes_the_oldest_rows_and_the_chain_goes_on(store: Store) -> None:
-    await grow(store, 12)
-    await store.record([exchange(1, at=8000.0)])
-    await store.prune(before=2008.0, at=9000.0)
-    await store.commit(change(12, count=1, at=9001.0))
-    (chain,) = await store.verify()
-    assert (chain.first, chain.last, chain.broken) == (9, 14, None)
-
-
-@pytest.mark.requirement("A0.127", "A0.124", "A0.128")
-async def test_a_hundred_snapshots_stay_and_an_alert_opens_and_closes(store: Store) -> None:
-    rows = session([0.1] * 97 + [0.95] * 3)
-    await store.record(rows)
-    assert len(await store.snapshots(await row_of(store))) == 100
-    assert (await store.open_alerts(TENANT))[1] == {"critical": 1}
-    assert rows[-1].health is not None
-    await store.record(session([0.2], start=101, health=rows[-1].health.health))
-    found = await store.snapshots(await row_of(store), limit=500)
-    assert (len(found), found[0].at, found[-1].at) == (100, 1002.0, 1101.0)
-    (alert,) = await store.alerts(await row_of(store))
-    assert (alert.kind, alert.at, alert.closed) == ("utilization", 1100.0, 1101.0)
-    assert (await store.open_alerts(None)) == ([], {})
-
-
-async def test_notes_and_deletion_are_audited(store: Store) -> None:
-    await store.record([exchange(1)])
-    row = await row_of(store)
-    assert await store.add_notes(TENANT, "c1", [note(1)]) == 1
-    assert await store.delete(row, 5000.0)
-    told = [AuditType.DELETE, AuditType.NOTE]
-    assert [each.type for each in await store.audit(TENANT)] == told
-    assert (await store.verify())[0].broken is None
 
 
 @pytest.mark.requirement("A0.25", "R.72")

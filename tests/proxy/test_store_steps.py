@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
-import msgspec
 import pytest
 
 from proxy.store import Store, conversations, exchanges, usage
@@ -58,19 +57,3 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
     many = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
     await store.close()
     assert {name: many[name] for name in asked if many[name] > 2 * few[name] + 5} == {}
-
-
-@pytest.mark.requirement("P8")
-@pytest.mark.parametrize("name", ASKED)
-async def test_what_is_older_than_a_period_does_not_make_its_page_slower(tmp_path: Path, name: str) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))
-    await store.record(
-        [msgspec.structs.replace(exchange(n, at=SINCE + n), conversation=f"c{n % 4}") for n in range(NEW)]
-    )
-    few = await store._read(partial(steps, ASKED[name]))
-    await store.record(
-        [msgspec.structs.replace(exchange(NEW + n, at=float(n)), conversation=f"c{n % 4}") for n in range(2_000)]
-    )
-    many = await store._read(partial(steps, ASKED[name]))
-    await store.close()
-    assert many <= 2 * few + 5

@@ -61,23 +61,6 @@ async def test_what_is_remembered_of_many_histories_is_bounded(monkeypatch: pyte
 
 
 @pytest.mark.requirement("P8")
-async def test_a_history_is_read_while_others_push_out_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SEEN", 30)
-    transcripts, count_all = Transcripts(), module.count_all
-    await read(transcripts, history(0))
-
-    async def slowly(*given: Any) -> Any:
-        monkeypatch.setattr(module, "count_all", count_all)
-        for number in range(1, 4):
-            await read(transcripts, history(number))
-        return await count_all(*given)
-
-    monkeypatch.setattr(module, "count_all", slowly)
-    now = [*history(0)[2:], {"role": "user", "content": "what now?"}]
-    assert facts(await read(transcripts, now)) == facts(await read(Transcripts(), now))
-
-
-@pytest.mark.requirement("P8")
 @settings(max_examples=tried(20, 60), deadline=None)
 @given(
     st.lists(message, max_size=14), st.lists(st.tuples(st.integers(0, 14), st.lists(message, max_size=4)), max_size=6)
@@ -161,25 +144,3 @@ class Where:
     def count(self, text: str) -> int:
         self.threads.append(threading.current_thread().name)
         return len(text) // 4
-
-
-@pytest.mark.requirement("P8")
-async def test_large_tool_definitions_are_counted_once_and_off_the_event_loop() -> None:
-    where = Where()
-    counter = Tokenizer(estimators={"where": where}).counter("where")
-    shape = {
-        "type": "object",
-        "properties": {f"field_{n}": {"type": "string", "description": "x" * 90} for n in range(90)},
-    }
-    tools = [
-        {"type": "function", "function": {"name": f"tool_{n}", "description": "y" * 900, "parameters": shape}}
-        for n in range(100)
-    ]
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
-    assert len(body) > 1_000_000
-    transcripts = Transcripts()
-    for _ in range(2):
-        read = await transcripts.read(parse_chat(body), tenant="t", model="m", counter=counter)
-        assert read.transcript.tools > 200_000
-    assert len(where.threads) == len(tools) + 1
-    assert threading.main_thread().name not in [name for name in where.threads if name][1:]
