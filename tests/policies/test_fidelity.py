@@ -149,31 +149,6 @@ def context(less: str, *later: ToolCall) -> Contexts:
 
 
 @pytest.mark.requirement("A0.56")
-def test_coverage_counts_what_is_kept_and_what_can_be_fetched_back() -> None:
-    later = ToolCall("b", "pay", '{"method": "credit_card_7815826"}')
-    found = coverage_of(
-        context("Rule: The seat must never be in row 13. Booking ZK81QX", later),
-        facts=[("HAT136",), ("never said",)],
-        archived="flight HAT136",
-    )
-
-    assert (found.kinds["facts"].wanted, found.kinds["facts"].kept, found.kinds["facts"].recoverable) == (1, 0, 1.0)
-    assert (
-        found.kinds["identifiers"].wanted,
-        found.kinds["identifiers"].kept,
-        found.kinds["identifiers"].reachable,
-    ) == (2, 1, 1)
-    assert (found.kinds["rules"].wanted, found.kinds["rules"].kept) == (2, 1)
-    assert found.whole.value == 0.4
-    assert set(found.missing) == {"HAT136", "credit_card_7815826", "My reservation is ZK81QX."}
-
-
-def test_a_value_inside_a_longer_one_is_not_kept() -> None:
-    assert coverage_of(context("HAT1367"), facts=[("HAT136",)]).kinds["facts"].kept == 0
-    assert coverage_of(context("hat136!"), facts=[("HAT136",)]).kinds["facts"].kept == 1
-
-
-@pytest.mark.requirement("A0.56")
 @pytest.mark.parametrize(
     "rule",
     ["Cancel nothing without asking me first.", "没有我的同意请不要取消任何预订。", "Ничего не отменяйте без меня."],

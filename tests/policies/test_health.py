@@ -7,14 +7,11 @@ import pytest
 
 from policies.health import (
     LATE,
-    STABLE,
     Checkup,
     Health,
     HealthRules,
     Sample,
-    Snapshot,
     check,
-    trend_of,
 )
 
 RULES_OF = HealthRules()
@@ -42,25 +39,6 @@ def opened(found: Iterable[Checkup]) -> list[tuple[int, str]]:
 
 def closed(found: Iterable[Checkup]) -> list[tuple[int, str]]:
     return [(c.health.requests, episode.kind) for c in found for episode in c.closed]
-
-
-@pytest.mark.requirement("A0.119")
-@pytest.mark.parametrize(
-    ("evicted", "expected"),
-    [
-        ((5, 5, 5, 5, 5), "eviction_raised"),
-        ((5, 5, 5, 5, 6), "eviction_rate"),
-        ((2, 2, 2, 2, 2), None),
-        ((2, 2, 2, 2, 3), "eviction_raised"),
-        ((50, 5, 0, 0, 0), "eviction_raised"),
-        ((50, 6, 0, 0, 0), "eviction_rate"),
-    ],
-)
-def test_the_rates_borders_are_the_mean_and_what_is_left_without_the_largest_batch(
-    evicted: tuple[int, ...], expected: str | None
-) -> None:
-    found = run(sample(evicted=n) for n in evicted)
-    assert opened(found) == ([] if expected is None else [(5, expected)])
 
 
 @pytest.mark.requirement("A0.123", "D18")
@@ -96,22 +74,3 @@ def test_a_state_with_numbers_that_are_none_is_none() -> None:
     for at in (2, 8):
         assert Health.from_json(json.dumps([*good[:at], "x", *good[at + 1 :]])) is None
     assert Health.from_json(json.dumps(good).replace("1.0", "NaN")) is None
-
-
-def shots(*utilization: float, fidelity: float | None = None, burn: float | None = None) -> list[Snapshot]:
-    return [
-        Snapshot(float(i), u, 0.0, None, None if burn is None else burn * i, fidelity, 0.0, 1)
-        for i, u in enumerate(utilization)
-    ]
-
-
-@pytest.mark.requirement("A0.128")
-def test_a_trend_is_of_the_newest_ten_with_the_decimals_of_the_requirement() -> None:
-    found = trend_of(shots(9.0, 9.0, 0.2, *[0.5] * 8, 0.65432, fidelity=0.8, burn=10.26))
-
-    assert (found.samples, found.utilization_delta, found.burn_rate_delta) == (10, 0.454, 92.3)
-    assert (found.trend, found.avg_fidelity) == ("rising", 0.8)
-    assert trend_of(shots(0.9, 0.5, 0.5, 0.5, 0.5)).trend == "falling"
-    assert trend_of(shots(0.5, 0.9, 0.1, 0.9, 0.5 + STABLE - 0.001)).trend == "stable"
-    assert trend_of(shots(0.5, 0.9, 0.1, 0.9, 0.5 + STABLE)).trend == "rising"
-    assert trend_of(shots(0.5, 0.5, 0.5, 0.5, 0.5)).burn_rate_delta is None

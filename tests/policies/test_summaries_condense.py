@@ -11,7 +11,7 @@ from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Su
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import PROMPTS
-from policies.tokens import CHARS4, CharCounter
+from policies.tokens import CHARS4
 from tests.policies.play import play, words
 
 GOOD = (
@@ -119,27 +119,6 @@ def size(question: Summarize, count: Callable[[str], int] = CHARS4.count) -> int
 
 
 @pytest.mark.requirement("A0.80", "R.54")
-@pytest.mark.parametrize("counter", [CHARS4, CharCounter(2, 5)])
-def test_a_history_ten_times_the_summarisers_window_is_read_whole_in_parts(counter: CharCounter) -> None:
-    lines = facts(1_000)
-    whole = sum(counter.count(line.text) for line in lines)
-    assert whole > 300_000
-    written, asked = drive(flow(lines, max_tokens=900, max_input=32_000, by_schema=True, counter=counter), reader)
-    assert written.failure == ""
-    assert "P-00000" in written.text
-    assert "P-00999" in written.text
-    assert max(size(q, counter.count) for q in asked) <= 32_000
-    assert whole // 32_000 < len(asked) <= 32 + 2
-    seen = "".join(q.prompt for q in asked[:-1])
-    assert all(f"[result of look] page P-{n:05}" in seen for n in range(1_000))
-    assert written.calls == len(asked)
-    assert [bool(q.schema) for q in asked] == [False] * (len(asked) - 1) + [True]
-    for question in asked[:-1]:
-        body = question.prompt.partition("> transcript\n")[2]
-        assert not body.startswith("[result of look]")
-
-
-@pytest.mark.requirement("A0.80", "R.54")
 @pytest.mark.parametrize("max_input", [2_500, 3_000, 4_096, 8_192])
 @pytest.mark.parametrize("previous", ["", "Goal: earlier\n" + words(3_000, "earlier")], ids=["first", "with notes"])
 def test_no_question_is_longer_than_the_summariser_can_read(max_input: int, previous: str) -> None:
@@ -153,19 +132,6 @@ def test_no_question_is_longer_than_the_summariser_can_read(max_input: int, prev
     assert written.failure == ""
     assert max(size(q) for q in asked) <= max_input
     assert len(asked) <= 2 * (8 + 8)
-
-
-@pytest.mark.requirement("R.54")
-def test_a_million_tokens_and_a_small_summariser_ask_a_bounded_number_of_times() -> None:
-    lines = facts(3_400)
-    written, asked = drive(flow(lines, max_tokens=400, max_input=8_000), reader)
-    assert written.failure == ""
-    assert len(asked) <= 32 + 8
-    assert max(map(size, asked)) <= 8_000
-    tiny, few = drive(flow(facts(3_000, 4), max_tokens=300, max_input=2_500, most_chunks=4), reader)
-    assert tiny.failure == ""
-    assert len(few) <= 4 + 2
-    assert max(map(size, few)) <= 2_500
 
 
 @pytest.mark.requirement("R.54", "R.52")
