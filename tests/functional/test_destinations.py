@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.functional.harness import COUNTER, RunningWeir, weir
@@ -241,16 +240,6 @@ async def test_a_key_with_models_gets_them_everywhere_whole_and_with_the_operato
         assert [*dict.fromkeys(each.target for each in asked)] == [f"/v1{target}" for target in targets]
 
 
-@pytest.mark.requirement("P7", "S.14")
-async def test_a_body_too_large_to_be_judged_is_refused_and_none_of_it_goes_up(tmp_path: Path) -> None:
-    async with scene(tmp_path, ONE + "limits: {{body: 64KiB}}\n") as run:
-        for chunked in (True, False):
-            body = {"input": "x" * 70_000, "model": MINE}
-            answer = await run.ask("/v1/responses", body=body, chunked=chunked)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-        assert not run.asked()
-
-
 @pytest.mark.requirement("P7")
 async def test_all_routes_but_the_managed_ones_models_and_embeddings_are_for_keys_that_may_relay(
     tmp_path: Path,
@@ -313,27 +302,6 @@ async def test_no_conversation_goes_to_another_provider_than_its_models(tmp_path
         assert len(asked) == 3, "the first one takes what no rule sends elsewhere"
 
 
-@pytest.mark.requirement("P4")
-async def test_one_upstream_and_a_free_key_relay_unread_while_the_body_comes(tmp_path: Path) -> None:
-    async with scene(tmp_path) as run:
-        go_on, begin, rest = asyncio.Event(), b"no JSON " * 300_000, b"at all"
-
-        async def parts() -> AsyncIterator[bytes]:
-            yield begin
-            await go_on.wait()
-            yield rest
-
-        headers = {"authorization": f"Bearer {FREE}", "content-length": str(len(begin + rest))}
-        url = f"{run.weir.base_url}/completions"
-        asking = asyncio.create_task(run.http.post(url, content=parts(), headers=headers))
-        async with asyncio.timeout(30):
-            while not run.one.connections:
-                await asyncio.sleep(0.01)
-        go_on.set()
-        assert (await asking).headers["x-weir-actions"] == "relayed"
-        assert run.one.asked[0].body == begin + rest
-
-
 CHAT_SPELLINGS = (
     "/v1/chat/completions/",
     "/v1//chat//completions",
@@ -366,59 +334,6 @@ async def test_every_spelling_of_the_chat_route_is_managed(named: bool) -> None:
         assert len(seen) == len(CHAT_SPELLINGS)
         other = await http.post(f"{target.root}/openai/responses", json=base)
         assert (other.status_code, other.json()["error"]["code"]) == (404, "invalid_request")
-
-
-@pytest.mark.requirement("P4", "P1")
-@pytest.mark.parametrize("where", [{"azure_endpoint": "{root}"}, {"base_url": "{root}/v1"}])
-async def test_azures_client_is_managed(where: dict[str, str]) -> None:
-    async with serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url) as target:
-            place: Any = {name: text.format(root=target.root) for name, text in where.items()}
-            client = openai.AsyncAzureOpenAI(api_key="sk-azure", api_version="2024-10-21", max_retries=0, **place)
-            async with client:
-                ask = client.chat.completions.with_raw_response.create
-                raw = await ask(model="sim", messages=[{"role": "user", "content": "hello"}])
-                assert raw.headers["x-weir-tokens"].startswith("before=")
-                assert raw.parse().choices[0].message.content
-                stream = await client.chat.completions.create(
-                    model="sim", messages=[{"role": "user", "content": "hello"}], stream=True
-                )
-                assert [chunk async for chunk in stream]
-                found = await client.embeddings.create(model="embed-1", input="hello", encoding_format="float")
-                assert found.data
-        assert [each.path for each in simulator.ledger] == ["/v1/chat/completions"] * 2 + ["/v1/embeddings"]
-
-
-@pytest.mark.requirement("P4", "P7")
-@pytest.mark.parametrize("upstreams", [ONE, TWO])
-async def test_azures_deployment_wins_over_the_bodys_model(tmp_path: Path, upstreams: str) -> None:
-    async with scene(tmp_path, upstreams) as run:
-        async with openai.AsyncAzureOpenAI(
-            api_key=LIMITED,
-            api_version="2024-10-21",
-            azure_endpoint=run.weir.root,
-            azure_deployment=MINE,
-            max_retries=0,
-        ) as client:
-            await client.chat.completions.create(model=OTHER, messages=[{"role": "user", "content": "hello"}])
-            await client.embeddings.create(model=OTHER, input="hello", encoding_format="float")
-            with pytest.raises(openai.PermissionDeniedError, match="relay"):
-                await client.audio.transcriptions.create(model=MINE, file=("a.wav", b"RIFF"))
-        chat, embeddings = [each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]
-        assert [chat.json["model"], embeddings.json["model"]] == [MINE, MINE]
-        async with openai.AsyncAzureOpenAI(
-            api_key=LIMITED,
-            api_version="2024-10-21",
-            azure_endpoint=run.weir.root,
-            azure_deployment=OTHER,
-            max_retries=0,
-        ) as client:
-            with pytest.raises(openai.PermissionDeniedError):
-                await client.chat.completions.create(model=MINE, messages=[{"role": "user", "content": "hello"}])
-            with pytest.raises(openai.PermissionDeniedError):
-                await client.embeddings.create(model=MINE, input="hello", encoding_format="float")
-        assert len([each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]) == 2
-        assert not run.two.asked
 
 
 STEERING = tuple(

@@ -9,7 +9,6 @@ import pytest
 from tests.functional.harness import (
     ALONE,
     COUNTER,
-    SHARED,
     Deployment,
     InTurns,
     Talk,
@@ -70,22 +69,3 @@ async def test_after_a_first_request_that_only_evicts_there_is_a_checkpoint_to_r
     assert all(part in saved.text for part in PARTS)
     assert second.actions() == ["resume=1"]
     assert "Migrate the project from axios to fetch." in sent[0]["content"]
-
-
-@SHARED
-@pytest.mark.requirement("D23", "A0.111")
-async def test_a_named_conversation_whose_first_request_holds_a_milestone_is_saved_at_once(
-    deployment: Deployment,
-) -> None:
-    messages = [*opening(), {"role": "assistant", "content": NOTED}, {"role": "user", "content": "Go on, please."}]
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client(default_headers={"x-weir-conversation": "migration"}), messages)
-        await talk.ask()
-        await target.settled()
-        saved = await checkpoint(target, "migration")
-    assert talk.actions() == ["none"]
-    assert saved.status_code == 200, saved.text
-    assert all(part in saved.text for part in PARTS)

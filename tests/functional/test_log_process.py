@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import select
 import signal
 import sys
@@ -18,12 +17,10 @@ import httpx
 import pytest
 
 from tests.functional.canaries import SECRETS, columns, files, leaked, request, spelled
-from tests.functional.harness import COUNTER, EVICTING, ROOT, Talk, WeirProcess, answered, arrays_of, free_port
+from tests.functional.harness import ROOT, WeirProcess, free_port
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, as_asked, completion, events, scripted, whole
 from tests.functional.test_leaks import echo
 from tests.profile import soak
-from tests.upstream.app import serve_simulator
-from tests.upstream.model import SimulatorSettings
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +35,6 @@ store: {{url: "sqlite+aiosqlite:///{store}"}}
 limits: {{grace: 1s}}
 telemetry: {{otlp_endpoint: "{url}?api_key={otlp_query}", alerts: {{webhook: "{url}/hook?token={webhook_query}", secret: "{webhook}"}}}}
 """
-SCAN = re.compile(
-    r"ctx received=(?P<before>\d+) received_pct=[\d.]+ forwarded=(?P<after>\d+) forwarded_pct=(?P<used>[\d.]+) "
-    r"usable=(?P<usable>\d+) zone=\w+(?: scan=(?P<scanned>\d+)/(?P<prunable>\d+) removed=(?P<removed>\d+))?"
-)
 SET_PIPE = 1031  # F_SETPIPE_SZ of Linux
 
 
@@ -175,22 +168,6 @@ async def read(http: httpx.AsyncClient, weir: WeirProcess, body: Any, *, key: st
     return text
 
 
-@pytest.mark.requirement("S.17", "S.2")
-async def test_a_store_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
-    url = "postgresql+asyncpg://weir:canary7f3a-dbpass-01@127.0.0.1:9/x?password=canary7f3a-dbpass-02"
-    for words in (("doctor", "--values"), ("conversations", "list"), ("keys", "list"), ("serve", "--port", "0")):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy", *words),
-            cwd=ROOT,
-            env={**os.environ, "WEIR_STORE": url, "OPENAI_API_KEY": SECRETS["upstream"]},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        out = (await process.communicate())[0].decode()
-        assert "postgresql" in out, words
-        assert "canary7f3a" not in out, words
-
-
 @asynccontextmanager
 async def process_with(folder: Path, url: str, stream: int) -> AsyncIterator[WeirProcess]:
     """A Weir whose output goes to a descriptor that takes nothing."""
@@ -247,33 +224,3 @@ async def test_a_log_that_takes_nothing_holds_up_no_request_and_not_the_end(tmp_
         os.close(stream)
         if reading >= 0:
             os.close(reading)
-
-
-@pytest.mark.requirement("A3.14")
-async def test_the_log_says_what_a_scan_found_and_whether_it_was_enough(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
-        file = tmp_path / "weir.yaml"
-        file.write_text(json.dumps({"policies": {"balanced": EVICTING}}))
-        arguments = ["--config", str(file), "--upstream", simulator.base_url, "--window", "8192"]
-        arguments += ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}"]
-        async with WeirProcess(arguments, free_port()) as process:
-            talk = Talk(process.client())
-            talk.grow(4, kind="agent")
-            await talk.agent(1)
-            talk.grow(11, kind="agent")
-            await talk.agent(1)
-        lines = [line for line in process.log if " ctx received=" in line]
-        forwarded = arrays_of(answered(simulator))[-1]
-    calm, full = (SCAN.search(line) for line in lines)
-    assert calm is not None
-    assert full is not None
-    assert calm["scanned"] is None
-    scanned, prunable, removed, before, after = (
-        int(full[name]) for name in ("scanned", "prunable", "removed", "before", "after")
-    )
-    assert float(full["used"]) == pytest.approx(100 * after / int(full["usable"]), abs=0.06)
-    results = [m for m in talk.messages[:-2] if m["role"] == "tool"]
-    assert scanned == pytest.approx(sum(COUNTER.count(m["content"]) for m in results), rel=0.1)
-    assert 0 < prunable < scanned
-    assert removed == sum("rchived as" in str(m["content"]) for m in forwarded)
-    assert before - prunable <= after < before

@@ -18,11 +18,10 @@ from tests.functional.harness import (
     arrays_of,
     batches,
     opening,
-    tool_step,
     weir,
 )
 from tests.misbehaving import ALL_FAULTS
-from tests.profile import each_once, tried
+from tests.profile import each_once
 from tests.upstream import Dialect, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.wordings import WORDINGS
@@ -102,38 +101,6 @@ async def test_the_real_window_is_learned_from_the_first_refusal_in_every_provid
             await talk.agent(4, extra_headers={"x-sim-fault": f"wording:{wording}"}, max_tokens=size)
             found[wording] = (sorted(attempts(upstream, wording)), limits(talk)[0] > 20_000, limits(talk)[-1] < REAL)
     assert found == dict.fromkeys(WITH_LIMIT, ([1, 1, 1, 2], True, True))
-
-
-@each_once
-@pytest.mark.requirement("P16", "R.46")
-@pytest.mark.parametrize("wording", NUMBERLESS)
-async def test_a_window_that_no_error_names_is_found_with_two_refusals_at_most(
-    wording: str, upstream: RunningSimulator
-) -> None:
-    steps = 40 if wording == NUMBERLESS[0] else tried(20, 40)
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        await talk.agent(steps, extra_headers={"x-sim-fault": f"wording:{wording}"})
-    statuses = [s.status for s in answered(upstream)]
-    assert statuses.count(200) == steps
-    assert 1 <= statuses.count(400) <= 2, "none reached the client, and what failed was remembered"
-    assert max(limits(talk)[5:]) < REAL
-    assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 7
-
-
-@pytest.mark.requirement("P16", "R.46")
-async def test_a_huge_result_is_survived_where_no_error_names_the_window(upstream: RunningSimulator) -> None:
-    async with weir(upstream.base_url, window=131_072) as target:
-        talk = Talk(target.client())
-        headers = {"x-sim-fault": "wording:bedrock"}
-        await talk.agent(4, extra_headers=headers)
-        for size in (9_000, 30_000, 60_000):
-            talk.messages += tool_step(900 + size, words=size)
-            await talk.ask(extra_headers=headers, tools=TOOLS)
-    statuses = [s.status for s in answered(upstream)]
-    assert statuses.count(200) == 7
-    assert statuses.count(400) <= 2
 
 
 @pytest.mark.requirement("P16", "R.46", "R.48")
@@ -268,23 +235,6 @@ async def test_only_the_answer_is_shortened_where_only_prompt_plus_answer_is_too
 def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as they come out of the SDK."""
     return list(json.loads(json.dumps(messages)))
-
-
-@pytest.mark.requirement("P16", "D15")
-async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_is_protected(
-    upstream: RunningSimulator,
-) -> None:
-    """A window of 600 tokens is believed once it is stated, and the second try is refused without the upstream."""
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(12, kind="agent")
-        talk.messages[0]["content"] *= 8
-        with pytest.raises(openai.BadRequestError) as caught:
-            await talk.ask(extra_headers={"x-sim-fault": "window:600"})
-    assert caught.value.code == "context_length_exceeded"
-    assert isinstance(caught.value.body, dict)
-    assert set(caught.value.body["weir"]) >= {"window", "reserve", "buckets"}
-    assert len(answered(upstream)) == 1
 
 
 @pytest.mark.requirement("P16", "A2.14")

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk, answered
+from tests.functional.harness import COUNTER, SHARED, Deployment, InTurns, Talk
 from tests.misbehaving import Failing, SummaryMode
-from tests.profile import each_once
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -53,21 +52,3 @@ async def test_what_is_prepared_is_used_by_the_batch_and_counted(
     assert results["used"] >= 1
     assert results["prepared"] - results["used"] <= 1, "the last one may be for a batch that has not come yet"
     assert results.get("wasted", 0) <= 0.2 * results["prepared"]
-
-
-@each_once
-@ALONE
-@pytest.mark.requirement("D14", "P6", "R.50")
-@pytest.mark.parametrize("mode", [SummaryMode.EMPTY, SummaryMode.REFUSAL])
-async def test_a_model_that_is_of_no_use_is_not_asked_after_every_answer(
-    mode: SummaryMode, deployment: Deployment
-) -> None:
-    async with (
-        serve_simulator(simulated(mode), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, window=65_536, policy="turn-atomic", summarizer="notes") as target,
-    ):
-        await talked(target, 15, earlier=8)
-        results, asked = counted(target), len(answered(simulator, "notes"))
-    assert results.keys() == {"wasted"}
-    assert results["wasted"] <= 5, "the history grew by a fifth between two"
-    assert asked <= 2 * results["wasted"]

@@ -52,23 +52,3 @@ async def test_what_cannot_fit_is_not_read_and_not_planned_again_when_it_is_sent
         await client.chat.completions.create(model="sim", messages=grown(3))  # type: ignore[arg-type]
         assert len(planned) == 2
         assert len(simulator.answered()) == 1
-
-
-@pytest.mark.requirement("A0.98")
-async def test_what_only_the_margin_of_the_estimate_is_too_much_for_is_left_to_the_upstream() -> None:
-    fixed = {"role": "system", "content": prose(4_250, seed=-1)}
-    asked = [fixed, {"role": "user", "content": "And now?"}]
-    too_long = [{"role": "system", "content": prose(9_000, seed=-1)}, asked[1]]
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=8192) as target,
-    ):
-        client = target.client()
-        for room in (1_000, 1_400):
-            await client.chat.completions.create(model="sim", messages=asked, max_tokens=room)  # type: ignore[arg-type]
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(model="sim", messages=too_long, max_tokens=64)  # type: ignore[arg-type]
-        assert refused.value.code == "context_length_exceeded"
-        seen = simulator.answered()
-        assert all(each.json()["messages"] == asked for each in seen)
-        assert [each.status for each in seen] == [200, 400, 200], "the room for the answer was made smaller"

@@ -1,6 +1,5 @@
 """A resumed state belongs to the conversation that asked for it, whoever else begins with the same words."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk, arrays_of, prose
+from tests.functional.harness import COUNTER, Deployment, InTurns, Talk, arrays_of, prose
 from tests.profile import each_once
 from tests.upstream import Request, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -121,85 +120,6 @@ async def test_the_same_opening_gets_nothing_of_what_another_conversation_resume
     assert again == [*sent, answer, MORE], "its own conversation has lost it"
 
 
-@pytest.mark.requirement("P1", "P9", "A0.5")
-@ON
-async def test_it_is_so_after_a_restart_too(stranger: str, place: Place) -> None:
-    sent, _, _ = await place.ask(OPENING, extra_headers=OLD)
-    answer = await place.stream(OPENING, extra_headers=OLD)
-    assert arrays_of(place.simulator.answered())[-1] == sent, "a retry is the same conversation"
-    await place.flushed()
-    await place.restart()
-    begun, other, _ = await place.ask(OPENING, extra_headers=STRANGERS[stranger])
-    gone_on, _, _ = await place.ask(OPENING, other, MORE, extra_headers=STRANGERS[stranger])
-    retried, _, actions = await place.ask(OPENING, extra_headers=OLD)
-    again, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=OLD)
-    assert begun == [OPENING]
-    assert gone_on == [OPENING, other, MORE]
-    assert retried == sent
-    assert actions == "resume=1"
-    assert again == [*sent, answer, MORE]
-
-
-@ALONE
-@pytest.mark.requirement("P1", "A0.5")
-async def test_a_resumed_conversation_that_sends_other_words_for_its_answer_is_known_by_header_or_name(
-    place: Place,
-) -> None:
-    altered = {"role": "assistant", "content": "In other words."}
-    await place.ask(OPENING)
-    for headers in ({}, {"x-weir-conversation": "new"}):
-        sent, _, _ = await place.ask(OPENING, extra_headers={**OLD, **headers})
-        again, _, _ = await place.ask(OPENING, altered, MORE, extra_headers=headers or OLD)
-        assert again == [*sent, altered, MORE]
-    foreign = [OPENING, {"role": "assistant", "content": "Never given to anybody here."}, MORE]
-    for headers in ({}, {"x-weir-conversation": "mine"}):
-        sent, _, _ = await place.ask(*foreign, extra_headers=headers)
-        assert sent == foreign
-
-
-@SHARED
-@pytest.mark.requirement("P1", "A0.5")
-async def test_where_everybody_is_given_the_same_answer_nobody_gets_what_another_resumed(
-    tmp_path: Path, deployment: Deployment
-) -> None:
-    settings = SimulatorSettings(window=WINDOW, answer=lambda _: "ok")
-    async with serve_simulator(settings, counter=COUNTER) as simulator:
-        place = Place(simulator, tmp_path, deployment)
-        await place.restart()
-        await prepare(place)
-        named = {"x-weir-conversation": "new"}
-        sent, answer, _ = await place.ask(OPENING, extra_headers={**OLD, **named})
-        for headers in STRANGERS.values():
-            await place.ask(OPENING, extra_headers=headers)
-            foreign, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=headers)
-            assert foreign == [OPENING, answer, MORE]
-        await place.stack.aclose()
-    assert GOAL in sent[0]["content"]
-
-
-@pytest.mark.requirement("P1", "P8", "A0.5")
-async def test_conversations_that_resume_the_same_at_once_and_one_that_does_not_stay_three(place: Place) -> None:
-    heads = [OLD, OLD, {}]
-    first = await asyncio.gather(*(place.stream(OPENING, extra_headers=h, seed=n) for n, h in enumerate(heads)))
-    assert first[0] == first[1] != first[2]
-    answers = [*first[:1], {"role": "assistant", "content": "Another answer."}, first[2]]
-    marks = ("zebra", "gnu", "okapi")
-    talks = [[OPENING, answer] for answer in answers]
-    for turn in range(5):
-        for talk, mark, head in zip(talks, marks, heads, strict=True):
-            talk.append({"role": "user", "content": f"The {mark} is what I decided on, turn {turn}."})
-            sent, said, _ = await place.ask(*talk, extra_headers=head)
-            text = json.dumps(sent)
-            assert [m for m in marks if m in text] == [mark]
-            assert (GOAL in text) == (head is OLD)
-            talk.append(said)
-    await place.flushed()
-    assert place.target is not None
-    memories = [each.runtime.planner.conversations._threads.values() for each in place.target.weirs]
-    states = [thread.known.checkpoint or "" for threads in memories for thread in threads]
-    assert all(sum(mark in state for mark in marks) <= 1 for state in states)
-
-
 @each_once
 @pytest.mark.requirement("P1", "A0.5")
 @pytest.mark.parametrize("headers", [OLD, {**OLD, "x-weir-conversation": "new"}], ids=["unnamed", "named"])
@@ -222,24 +142,3 @@ async def test_two_that_say_the_same_word_for_word_are_told_apart_by_what_they_a
         assert sent == script[:length]
     sent, _, _ = await place.ask(*script, MORE, extra_headers=headers)
     assert GOAL in sent[0]["content"]
-
-
-@ALONE
-@pytest.mark.requirement("P1", "R.25", "A0.5")
-async def test_a_fork_of_a_resumed_conversation_keeps_what_it_resumed_and_nothing_of_the_other_future(
-    place: Place,
-) -> None:
-    sent, answer, _ = await place.ask(OPENING, extra_headers=OLD)
-    talk = [OPENING, answer]
-    for turn in range(4):
-        talk.append({"role": "user", "content": f"The zebra is what I decided on, turn {turn}."})
-        _, said, _ = await place.ask(*talk, extra_headers=OLD)
-        talk.append(said)
-    forked, _, _ = await place.ask(OPENING, answer, MORE, extra_headers=OLD)
-    anew, _, actions = await place.ask(OPENING, extra_headers=OLD)
-    plain, _, _ = await place.ask(OPENING)
-    assert forked == [*sent, answer, MORE]
-    assert GOAL in anew[0]["content"]
-    assert "zebra" not in json.dumps([forked, anew])
-    assert actions == "resume=1"
-    assert plain == [OPENING]

@@ -13,16 +13,12 @@ import openai
 import pytest
 
 from proxy.store.packing import Packed, unpack, unpack_message, unpack_text
-from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
-from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     ALONE,
     COUNTER,
-    EVICTING,
     TOOLS,
     Deployment,
-    InTurns,
     RunningWeir,
     Talk,
     answered,
@@ -30,7 +26,6 @@ from tests.functional.harness import (
     prose,
     weir,
 )
-from tests.functional.test_reference_task import restored
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -71,11 +66,6 @@ def pressure_of(headers: Mapping[str, str]) -> tuple[str, str]:
     found = PRESSURE.fullmatch(headers["x-weir-pressure"])
     assert found is not None, headers["x-weir-pressure"]
     return found.group(1), found.group(2)
-
-
-def raw_messages(body: bytes) -> list[bytes]:
-    """The bytes of each message of a request."""
-    return [bytes(raw) for raw in split_array(split_object(body)["messages"]) or ()]
 
 
 async def metrics_of(target: RunningWeir) -> dict[str, float]:
@@ -173,27 +163,6 @@ def image(seed: int, detail: str) -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
-@pytest.mark.requirement("A2.23", "A2.13")
-async def test_a_retry_after_an_overflow_keeps_the_pictures_of_the_messages_that_stay() -> None:
-    older = image(1, "low")
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=4 * WINDOW, balanced=EVICTING) as target,
-    ):
-        talk = Talk(target.client())
-        talk.grow(20, kind="agent")
-        talk.messages += [older, {"role": "assistant", "content": "Yes, a chart."}, image(2, "auto")]
-        await talk.ask(tools=TOOLS)
-        first, second = answered(simulator)
-    assert (first.status, second.status) == (400, 200)
-    assert "retry=1" in talk.actions()[-1]
-    sent, again = raw_messages(first.body), raw_messages(second.body)
-    assert sum(b"image_url" in raw for raw in sent) == 2
-    assert len(b"".join(again)) < len(b"".join(sent))
-    assert [raw for raw in sent if b"image_url" in raw] == [raw for raw in again if b"image_url" in raw]
-    assert json.loads(again[-1]) == image(2, "auto")
-
-
 FIVE = ("x-weir-conversation", "x-weir-tokens", "x-weir-pressure", "x-weir-actions", "x-weir-overhead-ms")
 
 
@@ -236,17 +205,6 @@ async def test_every_answer_says_how_full_the_window_was_and_what_was_done(
     assert pressure_of(found[-1])[1] == "active"
 
 
-@pytest.mark.requirement("A0.134")
-async def test_a_refusal_by_weir_itself_says_how_full_the_window_was(upstream: RunningSimulator) -> None:
-    messages = [{"role": "system", "content": prose(9_000, seed=5)}, {"role": "user", "content": "hello"}]
-    async with weir(upstream.base_url) as target:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await target.client().chat.completions.create(model="sim", messages=messages, max_tokens=MAX_TOKENS)
-    headers = refused.value.response.headers
-    assert set(FIVE) <= set(headers)
-    assert tokens_of(headers)[0] > WINDOW
-
-
 @pytest.mark.requirement("A0.2", "A1.14", "A0.141", "A4.16")
 async def test_the_tokens_saved_in_fifty_steps_are_those_that_the_upstream_was_not_sent(
     upstream: RunningSimulator, tmp_path: Path
@@ -278,26 +236,6 @@ async def timeline_of(target: RunningWeir, conversation: str) -> list[dict[str, 
     async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
         found = await http.get(f"{target.root}/weir/conversations/{conversation}/timeline")
     return list(found.json()["data"])
-
-
-@pytest.mark.requirement("A2.14", "A2.12", "A2.13")
-@pytest.mark.parametrize(("believed", "refusals"), [(WINDOW, 0), (4 * WINDOW, 1)])
-async def test_what_is_done_before_sending_and_what_is_done_after_a_refusal_are_counted_apart(
-    believed: int, refusals: int, upstream: RunningSimulator
-) -> None:
-    async with weir(upstream.base_url, window=believed, balanced=EVICTING) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        await talk.agent(12)
-        metrics = await metrics_of(target)
-    refused = [s.status for s in answered(upstream)].count(400)
-    assert refused == refusals
-    assert metrics.get("weir_overflows_total", 0) == refusals
-    assert metrics.get('weir_retries_total{weir_reason="overflow"}', 0) == refusals
-    assert sum("retry=1" in action for action in talk.actions()) == refusals
-    assert metrics['weir_actions_total{weir_layer="evict"}'] > 0
-    batches = [a for a, b in zip(talk.actions()[1:], talk.actions(), strict=False) if a != b and "retry" not in b]
-    assert batches, "later batches came before the upstream had to say anything"
 
 
 @pytest.mark.requirement("A2.1", "A2.7")
@@ -355,58 +293,6 @@ async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_for_that_wi
     limits = [tokens_of(h)[2] for h in talk.headers]
     assert limits[0] == limits[3] == 200_000 - MAX_TOKENS - 10_000
     assert limits[1] == limits[2] == 32_000 - MAX_TOKENS - 1_600
-
-
-def forms(number: int) -> list[dict[str, Any]]:
-    """A turn in which every form of content appears."""
-    text, url = prose(40, seed=number), "data:image/png;base64," + Random(number).randbytes(90).hex()
-    calls = [
-        {"id": f"call_{number}_{n}", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
-        for n in range(2)
-    ]
-    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
-    sound = {"type": "input_audio", "input_audio": {"data": "UklGRiQAAABXQVZF", "format": "wav"}}
-    return [
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {
-            "role": "tool",
-            "tool_call_id": calls[0]["id"],
-            "content": [{"type": "text", "text": prose(260, seed=number)}],
-        },
-        {"role": "tool", "tool_call_id": calls[1]["id"], "content": prose(260, seed=-number)},
-        {"role": "assistant", "content": None, "function_call": {"name": "read_file", "arguments": "{}"}},
-        {"role": "function", "name": "read_file", "content": prose(60, seed=7 * number)},
-        {"role": "assistant", "content": None, "refusal": "I cannot do that."},
-        {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Listen."}, sound]},
-        {"role": "assistant", "content": [{"type": "text", "text": text}]},
-        {"role": "user", "content": text},
-    ]
-
-
-@pytest.mark.requirement("P11", "P3", "A0.26")
-async def test_a_managed_conversation_may_hold_every_form_of_content(
-    upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db") as target:
-        talk = Talk(target.client(), [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}])
-        for number in range(1, 11):
-            talk.messages += forms(number)
-            answer = await talk.ask(tools=TOOLS, n=2)
-            assert len(answer.choices) == 2
-            talk.messages.append({"role": "assistant", "content": "Seen."})
-        last = answered(upstream)[-1].json()["messages"]
-        joined = [
-            m for m in talk.messages if m["role"] == "user" and json.dumps(m["content"])[1:-1] in json.dumps(last)
-        ]
-        gone = {digest_of(m) for m in talk.messages[:-1]} - {digest_of(m) for m in (*last, *joined)}
-        originals = await restored(InTurns([target]), last)
-    assert [s.status for s in answered(upstream)] == [200] * 10
-    assert talk.actions()[-1] != "none"
-    assert last[0] == talk.messages[0]
-    assert talk.messages[-2]["content"] in str(last[-1]["content"])
-    assert gone
-    assert gone <= originals
 
 
 @pytest.mark.requirement("A3.4", "D10", "A2.18")
