@@ -86,9 +86,3 @@ async def test_what_weir_writes_makes_no_second_user_message_in_a_row(endpoint: 
     first = json.dumps(array[0])
     assert TASK in first
     assert "Written by Weir: " in first
-
-
-async def test_messages_of_two_people_stay_apart() -> None:
-    array = await forwarded("chat", history("chat", 14, name="ada"))
-    assert array[0] == {"role": "user", "content": TASK, "name": "ada"}
-    assert "Written by Weir: " in array[1]["content"]

@@ -200,6 +200,17 @@ async def test_a_loop_through_weir_itself_is_refused() -> None:
         assert refused.value.code == "loop_detected"
 
 
+@pytest.mark.requirement("R.29")
+async def test_an_upstream_that_is_not_there_is_said_so() -> None:
+    async with weir("http://127.0.0.1:9/v1") as target:
+        with pytest.raises(openai.APIStatusError) as failed:
+            await target.client().chat.completions.create(model="sim", messages=opening())
+        assert failed.value.status_code == 502
+        assert failed.value.code == "upstream_unreachable"
+        async with aiohttp.ClientSession() as session, session.get(f"{target.root}/readyz") as ready:
+            assert ready.status == 503
+
+
 @pytest.mark.requirement("R.40")
 async def test_an_empty_200_is_an_error() -> None:
     settings = SimulatorSettings(faults=ALL_FAULTS)

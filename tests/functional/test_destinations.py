@@ -11,10 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.harness import RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, completion, scripted, whole
-from tests.upstream import SimulatorSettings
-from tests.upstream.app import serve_simulator
 
 LIMITED, RELAYING, FREE = "sk-limited-0123", "sk-relaying-012", "sk-free-01234567"
 OPERATOR = "sk-operator-0123"
@@ -302,40 +300,6 @@ async def test_no_conversation_goes_to_another_provider_than_its_models(tmp_path
         assert len(asked) == 3, "the first one takes what no rule sends elsewhere"
 
 
-CHAT_SPELLINGS = (
-    "/v1/chat/completions/",
-    "/v1//chat//completions",
-    "/v1/v1/chat/completions",
-    "/v1/chat%2Fcompletions",
-    "/v1/engines/sim/chat/completions",
-    "/v1/deployments/sim/chat/completions",
-    "/openai/deployments/sim/chat/completions?api-version=2024-10-21",
-)
-
-
-@pytest.mark.requirement("P4", "P1")
-@pytest.mark.parametrize("named", [True, False])
-async def test_every_spelling_of_the_chat_route_is_managed(named: bool) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
-        httpx.AsyncClient() as http,
-    ):
-        base = {"messages": [{"role": "user", "content": "hello"}]} | ({"model": "sim"} if named else {})
-        for path in CHAT_SPELLINGS:
-            body = base if "sim" in path else base | {"model": "sim"}
-            url = httpx.URL(target.root).copy_with(raw_path=path.encode())
-            answer = await http.post(url, json=body, headers={"api-key": "sk-azure"})
-            assert answer.status_code == 200, (path, answer.text)
-            assert answer.headers["x-weir-tokens"].startswith("before="), path
-            assert answer.headers["x-weir-actions"] == "none"
-        seen = simulator.answered()
-        assert {(each.path, each.model) for each in seen} == {("/v1/chat/completions", "sim")}
-        assert len(seen) == len(CHAT_SPELLINGS)
-        other = await http.post(f"{target.root}/openai/responses", json=base)
-        assert (other.status_code, other.json()["error"]["code"]) == (404, "invalid_request")
-
-
 STEERING = tuple(
     f"{before}{name}"
     for before in ("", "x-", "x-weir-", "openai-", "litellm-", "x-litellm-", "azure-", "target-", "x-original-", "x-portkey-")
@@ -384,48 +348,3 @@ async def as_proxy(target: RunningWeir, url: str, body: object) -> int:
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return int(answer.split()[1])
-
-
-STORED = """
-upstreams: {{one: {{base_url: "{one}", api_key: {operator}}}}}
-models: [{{match: "*", upstream: one, window: 32768}}]
-"""
-SECRET = "the vault code is zx-4471-quebec"
-
-
-@pytest.mark.requirement("P7", "P8", "S.7")
-async def test_a_key_with_models_goes_on_from_its_own_answers_and_from_nobody_elses(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(window=32_768), counter=COUNTER) as upstream:
-        names = {"operator": OPERATOR, "limited": LIMITED, "relaying": RELAYING, "free": FREE, "mine": MINE}
-        yaml = (STORED + KEYS).format(one=upstream.base_url, **names)
-        async with (
-            weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target,
-            httpx.AsyncClient(timeout=30) as http,
-        ):
-
-            async def ask(key: str, path: str = "/v1/responses", **more: Any) -> httpx.Response:
-                body = {"model": MINE, "input": "And now?", **more}
-                return await http.post(f"{target.root}{path}", json=body, headers={"authorization": f"Bearer {key}"})
-
-            answers = {key: (await ask(key, input=SECRET)).json() for key in (FREE, LIMITED)}
-            (strange, item), (own, own_item) = ((a["id"], a["output"][0]["id"]) for a in answers.values())
-            before = len(upstream.ledger)
-            reaching: tuple[dict[str, Any], ...] = (
-                {"previous_response_id": strange},
-                {"Previous_Response_Id": strange},
-                {"previous_response_id": own, "PREVIOUS_RESPONSE_ID": strange},
-                {"conversation": "conv_1"},
-                {"conversation": {"id": "conv_1"}, "previous_response_id": None},
-                {"input": [{"type": "item_reference", "id": item}]},
-                {"input": [{"id": item}], "store": False},
-                {"input": [{"type": None, "id": item}]},
-                {"input": [{"type": "item_reference", "id": own_item}, {"type": "message", "id": item}]},
-            )
-            for more in reaching:
-                for path in ("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens", "/v1//responses/"):
-                    refused = await ask(LIMITED, path, **more)
-                    assert refused.status_code in (400, 404), (path, more)
-            assert len(upstream.ledger) == before
-            for more in ({"previous_response_id": own}, {"input": [{"type": "item_reference", "id": own_item}]}):
-                assert (await ask(LIMITED, **more)).status_code == 200
-            assert (await ask(RELAYING, previous_response_id=strange)).status_code == 200

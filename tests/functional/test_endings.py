@@ -18,7 +18,7 @@ from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.overflow import Ending, ending_of
 from tests.functional.harness import RunningWeir, opening, weir
-from tests.functional.scripted import Asked, ScriptedUpstream, as_asked, completion, scripted
+from tests.functional.scripted import ScriptedUpstream, as_asked, completion, scripted
 
 WINDOW = 8_192
 CAP, EXHAUSTED = Ending.OUTPUT_CAP, Ending.RESERVE_EXHAUSTED
@@ -157,23 +157,3 @@ async def test_a_window_that_left_less_than_was_asked_for_is_flagged_everywhere(
     label = "reserve_exhausted"
     expected = {"span": label, "metric": True, "row": label, "row_event": True, "line": label, "retries": 0}
     assert told == expected
-
-
-@pytest.mark.requirement("A1.16", "P16")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_window_that_was_full_before_the_first_word_is_an_overflow_and_retried(
-    watched: Watched, stream: bool
-) -> None:
-    def say(asked: Asked) -> Any:
-        first = len(watched.upstream.asked) == 1
-        empty = completion("", finish="length", prompt=WINDOW - 4, completed=0)
-        return as_asked(asked, empty if first else completion("yes"))
-
-    watched.upstream.say = say
-    messages = [
-        *opening(),
-        *({"role": r, "content": f"{n} " + "word " * 700} for n in range(4) for r in ("user", "assistant")),
-    ]
-    messages.append({"role": "user", "content": "Go on."})
-    assert await watched.ask(stream=stream, messages=messages, max_tokens=64) == "stop"
-    assert len(watched.upstream.asked) == 2

@@ -83,20 +83,6 @@ def conversation(folder: Path, turns: int) -> Path:
     return path
 
 
-@pytest.mark.requirement("A0.125", "A0.131", "A0.122")
-def test_without_a_model_there_is_the_deterministic_score_and_fidelity_is_null() -> None:
-    result = run(DEMO, *ONE_BATCH, "--gate-coverage", 0.5, "--json")
-
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
-    assert report["total"]["score"] is None
-    assert all(each["score"] is None for each in report["compactions"])
-    assert 0.5 < report["total"]["coverage"] < 1
-    assert report["total"]["recoverable"] == 1.0
-    assert report["total"]["compression_ratio"] > 1
-    assert report["spent"]["calls"] == 0
-
-
 @pytest.mark.requirement("A0.125", "A0.71", "A0.56")
 @pytest.mark.parametrize(("wrong", "score", "code"), [(4, 0.80, 1), (3, 0.85, 0)])
 async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, score: float, code: int) -> None:

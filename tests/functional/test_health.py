@@ -103,31 +103,6 @@ async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_an
     assert [json.loads(body)["data"]["kind"] for _, _, body in hook.got] == ["utilization"]
 
 
-@pytest.mark.requirement("A0.124", "A0.127")
-async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    """Nothing is waited for within an episode: what the one has seen is not stored when the other one answers."""
-    shared = Deployment(postgres_url, 2)
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        webhook() as hook,
-        watched(tmp_path, simulator, FULL, deployment=shared, hook=hook.url) as replicas,
-    ):
-        for episode in range(2):
-            long, short = talk(replicas, seed=10 * episode), talk(replicas, seed=10 * episode + 1)
-            long.grow(6)
-            await long.chat(6)
-            await replicas.settled()
-            await short.chat(4)
-            await replicas.settled()
-        found = await ask(replicas, f"conversations/{NAME}/health")
-        await told(replicas)
-    assert due(found) == [("utilization", False), ("utilization", False)]
-    assert len(found["history"]) == 20
-    assert len(hook.got) == 2
-
-
 @ALONE
 @pytest.mark.requirement("A0.121", "A3.17")
 async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(

@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from proxy.config.file import ConfigError, parse_document
-from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -93,17 +92,6 @@ async def limit_in_force(weir: WeirProcess) -> int:
 
 def refusals(weir: WeirProcess) -> list[str]:
     return [line for line in weir.log if "the new configuration is not used" in line]
-
-
-async def test_lint_names_the_line_and_fails(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(HOSTILE["a list of lists"][0])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", "policy", "lint", str(path), cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2, said
-    assert f"mine.yaml:2: {NESTED}" in said.decode()
 
 
 def test_what_is_too_large_is_refused_unread(tmp_path: Path) -> None:

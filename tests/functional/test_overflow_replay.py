@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,7 +9,6 @@ import pytest
 
 from tests.functional.harness import (
     COUNTER,
-    SHARED,
     TOOLS,
     Deployment,
     Talk,
@@ -132,19 +130,6 @@ async def streamed(talk: Talk, headers: dict[str, str]) -> str:
     return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
 
 
-@SHARED
-@pytest.mark.requirement("P16", "P9")
-async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, deployment: Deployment) -> None:
-    for number in range(2):
-        async with deployment.serving(upstream.base_url, window=BELIEVED) as target:
-            talk = Talk(target.client(), opening(seed=number), seed=number)
-            talk.grow(14, kind="agent")
-            await talk.agent(4)
-    statuses = [s.status for s in answered(upstream)]
-    assert 1 <= statuses.count(400) <= deployment.count, "each learns it at most once"
-    assert statuses[-4:] == [200] * 4
-
-
 async def read_into(text: list[str], stream: Any) -> None:
     """Read a stream to its end."""
     async for chunk in stream:
@@ -211,43 +196,3 @@ async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(word
     assert sizes == sorted(sizes, reverse=True)
     said = json.dumps(caught.value.body)
     assert "context" in said
-
-
-@pytest.mark.requirement("P16", "A0.3")
-async def test_only_the_answer_is_shortened_where_only_prompt_plus_answer_is_too_large(
-    upstream: RunningSimulator,
-) -> None:
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        answer = await talk.ask(tools=TOOLS, max_tokens=2_000)
-        assert answer.choices[0].finish_reason == "stop"
-    first, second = answered(upstream)
-    assert (first.status, second.status) == (400, 200)
-    one, two = (json.loads(s.body) for s in (first, second))
-    assert second.body == first.body.replace(b'"max_tokens":2000', b'"max_tokens":%d' % two["max_tokens"])
-    assert REAL - 64 <= second.prompt_tokens + two["max_tokens"] <= REAL
-    assert one["messages"] == two["messages"] == as_sent(talk.messages)
-    assert "clamp=1" in talk.actions()[-1]
-    assert "retry=1" in talk.actions()[-1]
-
-
-def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as they come out of the SDK."""
-    return list(json.loads(json.dumps(messages)))
-
-
-@pytest.mark.requirement("P16", "A2.14")
-async def test_an_upstream_that_adds_max_tokens_to_the_prompt_refuses_once_and_not_again(tmp_path: Path) -> None:
-    async with (
-        serve_simulator(
-            SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS), counter=COUNTER
-        ) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
-    ):
-        talk = Talk(target.client(), opening())
-        await talk.agent(20, max_tokens=4_096)
-        seen = answered(simulator)
-    assert sum(s.status == 400 for s in simulator.ledger) == 1
-    assert len([s for s in simulator.ledger if s.status == 200]) == 20
-    assert seen

@@ -31,7 +31,6 @@ from tests.functional.harness import (
     answered,
     arrays_of,
     batches,
-    begins_with,
     opening,
     prose,
     ruled,
@@ -122,47 +121,6 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert 1 <= batches(one) <= allowed
     assert 1 <= batches(two) <= allowed
     assert len(names(first) | names(second)) <= 3
-
-
-@SHARED
-@pytest.mark.requirement("P1", "P2", "R.25")
-async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    await talk.agent(20)
-    edited = both.arrays("sim")[-1]
-    assert "compact=" in talk.actions()[-1]
-    assert batches(both.arrays("sim")[:-3]) == 1, "what is taken back came after the batch"
-    sent = len(talk.messages) - 2
-    talk.messages = talk.messages[: sent - 6]
-    talk.seed = 9
-    talk.add_step()
-    await talk.agent(3)
-    after = both.arrays("sim")[20:]
-    assert begins_with(after[0], edited[:-6]), "what is left of the history was forwarded differently"
-    assert talk.actions()[20:] == [talk.actions()[19]] * 3
-    assert batches(after) == 0
-
-
-@SHARED
-@pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
-@pytest.mark.requirement("P1", "P2", "R.25")
-async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    await talk.agent(17)
-    edited = both.arrays("sim")[-1]
-    past = talk.messages[:-8]
-    forks = [both.talk(f"fork{n}", seed=20 + n, mark=mark, start=[*past]) for n, mark in enumerate(("zebra", "gnu"))]
-    for fork in forks:
-        fork.add_step()
-    for _ in range(8):
-        for fork in forks:
-            await fork.agent(1)
-    one, two = both.arrays("fork0"), both.arrays("fork1")
-    assert "gnu" not in json.dumps(one)
-    assert "zebra" not in json.dumps(two)
-    for arrays in (one, two):
-        assert begins_with(arrays[0], edited[: len(past) - 2])
-        assert batches(arrays) <= 1
 
 
 @each_once

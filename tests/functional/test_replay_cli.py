@@ -105,18 +105,6 @@ def unaddressed(arrays: list[list[dict[str, Any]]]) -> str:
     return re.sub(r"weir-\d{6}", "weir", json.dumps(arrays))
 
 
-@pytest.mark.requirement("A0.2", "P14")
-def test_the_table_has_a_row_for_each_policy_beside_unmanaged_and_a_sliding_window(recorded: Path) -> None:
-    result = replay(recorded, "--window", 8192, "--max-tokens", 512, "--policy", "balanced", "--policy", "off")
-
-    assert result.exit_code == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("2 conversations, 36 requests, a window of 8,192 tokens (512 for the answer)")
-    rows = [line for line in lines if line.startswith(("unmanaged ", "sliding window ", "balanced ", "off "))]
-    assert [row.split("  ")[0] for row in rows] == ["unmanaged", "sliding window", "balanced", "off"]
-    assert rows[0].split()[1:] == rows[3].split()[1:]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -6,7 +6,7 @@ asking makes them thrash.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, prose, weir
-from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, opening, weir
+from tests.functional.scripted import Reply, scripted
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
@@ -132,74 +132,5 @@ async def test_a_managed_stream_reaches_the_client_byte_for_byte(usage: bool) ->
     assert answer.content == b"".join(said)
 
 
-@pytest.mark.requirement("A4.16")
-async def test_cached_tokens_are_part_of_the_prompt_and_are_passed_on() -> None:
-    given = completion("yes", prompt=4_000, completed=9)
-    given["usage"]["prompt_tokens_details"] = {"cached_tokens": 3_500, "audio_tokens": 0}
-    given["usage"]["new_field"] = {"x": [1]}
-
-    def say(asked: Asked) -> Reply:
-        return as_asked(asked, given)
-
-    async with scripted(say) as upstream, weir(upstream.base_url, window=WINDOW) as target:
-        chat = target.client().chat.completions
-        body: dict[str, Any] = {"model": "m", "messages": opening()}
-        one = (await chat.create(**body)).usage.model_dump(exclude_unset=True)
-        stream = await chat.create(stream=True, stream_options={"include_usage": True}, **body)
-        (two,) = [c.usage.model_dump(exclude_unset=True) async for c in stream if c.usage]
-    assert one == two == given["usage"]
-
-
-OLLAMAS = 4_096
-Reading = Callable[[list[dict[str, Any]]], tuple[int, dict[str, Any]]]
-
-
 def size(messages: list[dict[str, Any]]) -> int:
     return sum(4 + COUNTER.count(message["content"]) for message in messages)
-
-
-def as_ollama(messages: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
-    """The system and as many of the newest messages as there is room for, as Ollama's ``chatPrompt`` has it."""
-    system, rest = messages[:1], messages[1:]
-    while len(rest) > 1 and size(system) + size(rest) > OLLAMAS:
-        rest = rest[1:]
-    return min(OLLAMAS, size(system) + size(rest)), {}
-
-
-async def talk_with(reading: Reading, target_window: int, *, first: int, words: int, turns: int) -> tuple[Any, ...]:
-    """A conversation whose turns have so many words: the requests, and Weir's window, ratio and estimates after it."""
-    asked: list[list[dict[str, Any]]] = []
-
-    def say(request: Asked) -> Reply:
-        asked.append(request.json["messages"])
-        given = completion("Going on. " + prose(words // 2, seed=len(asked)))
-        prompt, more = reading(asked[-1])
-        given["usage"] = {**more, "prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}
-        return as_asked(request, given)
-
-    messages = [{"role": "system", "content": "You are careful."}]
-    told = []
-    async with scripted(say) as upstream, weir(upstream.base_url, window=target_window) as target:
-        client = target.client()
-        for turn in range(turns):
-            messages.append({"role": "user", "content": prose(words if turn else first, seed=1_000 + turn)})
-            raw = await client.chat.completions.with_raw_response.create(
-                model="llama", messages=messages, max_tokens=64
-            )
-            messages.append({"role": "assistant", "content": raw.parse().choices[0].message.content})
-            told.append(raw.headers["x-weir-tokens"])
-        learned = [row.limit for row in target.runtime.windows.learned()]
-        counts = list(target.runtime.windows._calibrations.values())
-    return asked, learned, counts, told
-
-
-@pytest.mark.requirement("P4", "P16")
-async def test_a_server_that_cuts_in_silence_teaches_its_window(caplog: pytest.LogCaptureFixture) -> None:
-    asked, learned, counts, told = await talk_with(as_ollama, 32_768, first=260, words=260, turns=24)
-    assert learned == [OLLAMAS]
-    assert [r.levelname for r in caplog.records if "said nothing" in r.getMessage()] == ["WARNING"]
-    cut = [n for n, messages in enumerate(asked) if size(messages) > OLLAMAS]
-    assert len(cut) > 0
-    assert max(cut) < len(asked) - 6  # from then on nothing is cut any more
-    assert 0.9 < counts[-1].ratio < 1.1
-    assert all(int(each.rpartition("limit=")[2]) < OLLAMAS for each in told[-6:])

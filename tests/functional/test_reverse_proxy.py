@@ -17,7 +17,6 @@ public_url: https://weir.example.com/
 auth: {{admin_token: admin-token-0001}}
 """
 PUBLIC = "https://weir.example.com"
-SAID = [{"role": "user", "content": "hi"}]
 
 
 def answer(asked: Asked) -> Reply:

@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
 from tests.functional.harness import COUNTER, ROOT, RunningWeir, free_port, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -110,9 +108,3 @@ async def test_a_weir_is_started_for_the_time_of_a_command_that_is_the_real_sdk(
         assert len(simulator.answered()) == 1
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
-
-
-async def here(*arguments: str) -> tuple[int, str]:
-    """The same in this process, where no command comes to be started."""
-    done = await asyncio.to_thread(CliRunner().invoke, main, ["run", *arguments], env=environment())
-    return done.exit_code, done.stderr

@@ -1,6 +1,5 @@
 """What a client, an operator and the upstream see of each subsystem: served without one, told on every answer, counted."""
 
-import json
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
@@ -15,10 +14,9 @@ import pytest
 from proxy.store.packing import Packed, unpack, unpack_message, unpack_text
 from proxy.wire.counting import count_message, count_tools
 from tests.functional.harness import (
-    ALONE,
     COUNTER,
+    EVICTING,
     TOOLS,
-    Deployment,
     RunningWeir,
     Talk,
     answered,
@@ -32,12 +30,6 @@ from tests.upstream.model import SimulatorSettings
 pytestmark = pytest.mark.slow
 
 WINDOW, MAX_TOKENS = 8_192, 512
-CONFIG = """
-upstreams: {{sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}}}
-models: [{{match: "*", upstream: sim, window: {window}}}]
-policies: {policies}
-default_policy: tested
-"""
 TOKENS = re.compile(r"before=~?(\d+);after=~?(\d+);limit=(\d+)")
 PRESSURE = re.compile(r"\d+\.\d\d;(green|yellow|orange|red|critical);(healthy|preparing|active|emergency)")
 
@@ -46,11 +38,6 @@ PRESSURE = re.compile(r"\d+\.\d\d;(green|yellow|orange|red|critical);(healthy|pr
 async def upstream() -> AsyncIterator[RunningSimulator]:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         yield simulator
-
-
-def config_of(upstream: RunningSimulator, policy: Mapping[str, Any], *, window: int = WINDOW) -> str:
-    """A file whose default policy is ``policy``."""
-    return CONFIG.format(upstream=upstream.base_url, window=window, policies=json.dumps({"tested": policy}))
 
 
 def tokens_of(headers: Mapping[str, str]) -> tuple[int, int, int]:
@@ -77,32 +64,6 @@ async def metrics_of(target: RunningWeir) -> dict[str, float]:
         own = sorted(part for part in labels.strip("{}").split(",") if part and not part.startswith("otel_"))
         found[name + ("{" + ",".join(own) + "}" if own else "")] = float(value)
     return found
-
-
-NOTHING_OF: dict[str, dict[str, Any]] = {
-    "no layer at all": {"cascade": []},
-    "no compaction": {"cascade": [{"layer": "dedupe"}, {"layer": "evict"}]},
-    "no eviction": {"cascade": [{"layer": "compact"}]},
-    "no pressure": {"zones": dict.fromkeys(("yellow_at", "orange_at", "red_at", "critical_at"), 1.0), "cold_at": None},
-    "no budget": {"headroom": 0, "margin": 0, "reserve_floor": 0, "cascade": [{"layer": "evict"}]},
-    "an unavailable layer": {"cascade": [{"layer": "progressive", "at": 0.5}, {"layer": "delegate", "at": 0.6}]},
-}
-
-
-@pytest.mark.requirement("A0.7", "A0.3")
-@pytest.mark.parametrize("without", NOTHING_OF)
-async def test_a_session_that_would_overflow_is_served_without_any_one_subsystem(
-    without: str, upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    yaml = config_of(upstream, NOTHING_OF[without])
-    async with weir(upstream.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
-        talk = Talk(target.client())
-        talk.grow(18, kind="agent")
-        await talk.agent(4)
-    raw = [count_message(m, COUNTER, model="sim") for m in talk.messages[:-2]]
-    assert sum(raw) + MAX_TOKENS > 1.2 * WINDOW, "the session does not fit as it came"
-    assert [s.status for s in answered(upstream)] == [200] * 4
-    assert talk.actions()[-1] != "none"
 
 
 def filled(share: float, *, kind: str) -> list[dict[str, Any]]:
@@ -238,6 +199,26 @@ async def timeline_of(target: RunningWeir, conversation: str) -> list[dict[str, 
     return list(found.json()["data"])
 
 
+@pytest.mark.requirement("A2.14", "A2.12", "A2.13")
+@pytest.mark.parametrize(("believed", "refusals"), [(WINDOW, 0), (4 * WINDOW, 1)])
+async def test_what_is_done_before_sending_and_what_is_done_after_a_refusal_are_counted_apart(
+    believed: int, refusals: int, upstream: RunningSimulator
+) -> None:
+    async with weir(upstream.base_url, window=believed, balanced=EVICTING) as target:
+        talk = Talk(target.client())
+        talk.grow(14, kind="agent")
+        await talk.agent(12)
+        metrics = await metrics_of(target)
+    refused = [s.status for s in answered(upstream)].count(400)
+    assert refused == refusals
+    assert metrics.get("weir_overflows_total", 0) == refusals
+    assert metrics.get('weir_retries_total{weir_reason="overflow"}', 0) == refusals
+    assert sum("retry=1" in action for action in talk.actions()) == refusals
+    assert metrics['weir_actions_total{weir_layer="evict"}'] > 0
+    batches = [a for a, b in zip(talk.actions()[1:], talk.actions(), strict=False) if a != b and "retry" not in b]
+    assert batches, "later batches came before the upstream had to say anything"
+
+
 @pytest.mark.requirement("A2.1", "A2.7")
 async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     upstream: RunningSimulator, tmp_path: Path
@@ -264,35 +245,6 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     assert talk.messages[3]["content"].encode() in bodies
     assert b"heliotrope-4417" not in bodies
     assert b"heliotrope-4417" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-
-
-@ALONE
-@pytest.mark.requirement("P10", "P2")
-async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_for_that_window_alone(
-    tmp_path: Path, deployment: Deployment
-) -> None:
-    windows = {"large": 200_000, "small": 32_000}
-    async with serve_simulator(SimulatorSettings(windows=windows), counter=COUNTER) as simulator:
-        rules = [{"match": name, "upstream": "sim", "window": size} for name, size in windows.items()]
-        yaml = f'upstreams: {{sim: {{kind: openai, base_url: "{simulator.base_url}"}}}}\nmodels: {json.dumps(rules)}\n'
-        async with deployment.serving(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
-            talk = Talk(target.client(), model="large")
-            talk.grow(110, kind="agent")
-            for model in ("large", "small", "small", "large"):
-                talk.model = model
-                await talk.agent(1)
-        seen = answered(simulator, "large") + answered(simulator, "small")
-        first, last, switched, after = (s.json()["messages"] for s in seen)
-    assert [s.status for s in seen] == [200] * 4
-    assert talk.actions()[0] == "none"
-    assert first == json.loads(json.dumps(talk.messages[: len(first)]))
-    assert seen[0].prompt_tokens > 32_000 > max(s.prompt_tokens for s in seen[2:]) + MAX_TOKENS
-    assert after[: len(switched)] == switched
-    assert last[: len(first)] == first, "what was decided for the small window is not sent to the large one"
-    assert len({h["x-weir-conversation"] for h in talk.headers}) == 1
-    limits = [tokens_of(h)[2] for h in talk.headers]
-    assert limits[0] == limits[3] == 200_000 - MAX_TOKENS - 10_000
-    assert limits[1] == limits[2] == 32_000 - MAX_TOKENS - 1_600
 
 
 @pytest.mark.requirement("A3.4", "D10", "A2.18")

@@ -114,7 +114,7 @@ def side_calls(simulator: RunningSimulator) -> list[RecordedRequest]:
     return answered(simulator, "summariser")
 
 
-@pytest.mark.requirement("A0.3", "P6", "P13", "R.50", "R.51", "R.52", "R.53")
+@pytest.mark.requirement("A0.3", "P6", "P13", "R.50", "R.51", "R.52", "R.53", "A0.75")
 @pytest.mark.parametrize("mode", USELESS)
 async def test_every_request_is_answered_while_the_summariser_is_useless(mode: SummaryMode, tmp_path: Path) -> None:
     async with summarised(tmp_path, mode, asking=Summarizer(patience=0.3)) as (target, simulator):
@@ -130,7 +130,7 @@ async def test_every_request_is_answered_while_the_summariser_is_useless(mode: S
     assert COUNTER.count(text) < 3_400
 
 
-@pytest.mark.requirement("A0.3", "P13")
+@pytest.mark.requirement("A0.3", "P13", "S.23")
 async def test_a_working_summariser_is_asked_once_a_batch_and_its_notes_are_used(tmp_path: Path) -> None:
     async with summarised(tmp_path) as (target, simulator):
         talk = talk_of(target)

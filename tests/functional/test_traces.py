@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from tests.functional.harness import (
     weir,
 )
 from tests.functional.test_store_failures import moved_away
+from tests.profile import soak
 from tests.receiver import Receiver, attributes, receiving, tree
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -441,6 +443,24 @@ async def test_a_process_exports_its_traces_and_says_where_it_runs(protocol: str
     assert resource["service.name"] == "weir"
     assert resource["deployment.environment.name"] == "staging"
     assert resource["service.version"]
+
+
+@pytest.mark.requirement("A0.139", "R.77")
+@pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=soak)])
+async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(protocol: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        env |= {"OTEL_BSP_SCHEDULE_DELAY": "10"}
+        async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+            arguments = ["--upstream", simulator.base_url, "--store", f"sqlite+aiosqlite:///{tmp_path}/w.db"]
+            async with WeirProcess(arguments, free_port(), env=env) as target:
+                for _ in range(5):
+                    await target.client().chat.completions.create(model="sim", messages=opening(), max_tokens=64)
+                assert target.process is not None
+                process = target.process
+                await asyncio.wait_for(target.stop(), 60)
+                assert process.returncode == 0
 
 
 CAPPED = QUIET | {"enforce": "bucket", "buckets": {"tools": {"cap": 300, "on_overflow": "reject"}}}

@@ -1,7 +1,5 @@
 """Which key burns what: over HTTP and on the command line, from the same rows, to the token."""
 
-import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -126,31 +124,3 @@ def run(folder: Path, *words: str, code: int = 0) -> str:
     ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
     assert ran.exit_code == code, ran.output
     return ran.stdout if code == 0 else ran.stderr
-
-
-async def test_the_commands_tell_the_same_as_the_api(api: Api) -> None:
-    await used(api)
-    told = await api.get("usage", key=ADMIN, by="model")
-    shown = json.loads(await asyncio.to_thread(run, api.folder, "usage", "--by", "model", "--json"))
-    assert (shown["data"], shown["total"]) == (told["data"], told["total"])
-    table = await asyncio.to_thread(run, api.folder, "usage", "--since", "7d")
-    lines = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
-    assert [line[0] for line in lines[1:]] == ["support-bot", "coder", "all"]
-    assert lines[1][1:3] == ["19", "0"]
-    only = json.loads(await asyncio.to_thread(run, api.folder, "usage", "--key", "coder", "--json"))
-    assert [row["key"] for row in only["data"]] == ["coder"]
-    for name in ("a",):
-        rows = await rows_of(api, "b", ONE)
-        listed = json.loads(
-            await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--timeline", "--json")
-        )
-        assert listed == rows
-        kept = next(row for row in rows if row["layers"])
-        one = await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--request", kept["id"])
-        for layer in kept["layers"]:
-            assert layer["layer"] in one
-        assert "recommendation" in one
-        quiet = await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--request", rows[0]["id"])
-        assert "nothing had to go" in quiet
-        shown = json.loads(await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--json"))
-        assert shown["health"] == await api.get("conversations/b/health", key=ONE), name

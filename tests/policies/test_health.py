@@ -41,6 +41,25 @@ def closed(found: Iterable[Checkup]) -> list[tuple[int, str]]:
     return [(c.health.requests, episode.kind) for c in found for episode in c.closed]
 
 
+@pytest.mark.requirement("A0.119")
+@pytest.mark.parametrize(
+    ("evicted", "expected"),
+    [
+        ((5, 5, 5, 5, 5), "eviction_raised"),
+        ((5, 5, 5, 5, 6), "eviction_rate"),
+        ((2, 2, 2, 2, 2), None),
+        ((2, 2, 2, 2, 3), "eviction_raised"),
+        ((50, 5, 0, 0, 0), "eviction_raised"),
+        ((50, 6, 0, 0, 0), "eviction_rate"),
+    ],
+)
+def test_the_rates_borders_are_the_mean_and_what_is_left_without_the_largest_batch(
+    evicted: tuple[int, ...], expected: str | None
+) -> None:
+    found = run(sample(evicted=n) for n in evicted)
+    assert opened(found) == ([] if expected is None else [(5, expected)])
+
+
 @pytest.mark.requirement("A0.123", "D18")
 @pytest.mark.parametrize(
     ("share", "limit", "due"),
@@ -74,3 +93,10 @@ def test_a_state_with_numbers_that_are_none_is_none() -> None:
     for at in (2, 8):
         assert Health.from_json(json.dumps([*good[:at], "x", *good[at + 1 :]])) is None
     assert Health.from_json(json.dumps(good).replace("1.0", "NaN")) is None
+
+
+@pytest.mark.requirement("A0.120", "A0.129")
+def test_three_condensings_that_save_too_little_or_make_it_longer_are_told_with_their_mean() -> None:
+    found = run(sample(ratios=(ratio,)) for ratio in (3.0, 1.9, 0.9, 1.1))
+    assert opened(found) == [(4, "compression_ratio")]
+    assert [c.snapshot.compression_ratio for c in found] == pytest.approx([3.0, 2.45, 5.8 / 3, 1.3])

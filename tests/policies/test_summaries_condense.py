@@ -11,7 +11,7 @@ from policies.effects import Answers, Effect, Failed, Flow, Reply, Summarize, Su
 from policies.summary.ask import Written, condense
 from policies.summary.material import MaterialLine
 from policies.summary.prompts import PROMPTS
-from policies.tokens import CHARS4
+from policies.tokens import CHARS4, CharCounter
 from tests.policies.play import play, words
 
 GOOD = (
@@ -116,6 +116,27 @@ def reader(question: Summarize) -> Reply:
 
 def size(question: Summarize, count: Callable[[str], int] = CHARS4.count) -> int:
     return count(question.system) + count(question.prompt) + count(json.dumps(question.schema)) + question.max_tokens
+
+
+@pytest.mark.requirement("A0.80", "R.54")
+@pytest.mark.parametrize("counter", [CHARS4, CharCounter(2, 5)])
+def test_a_history_ten_times_the_summarisers_window_is_read_whole_in_parts(counter: CharCounter) -> None:
+    lines = facts(1_000)
+    whole = sum(counter.count(line.text) for line in lines)
+    assert whole > 300_000
+    written, asked = drive(flow(lines, max_tokens=900, max_input=32_000, by_schema=True, counter=counter), reader)
+    assert written.failure == ""
+    assert "P-00000" in written.text
+    assert "P-00999" in written.text
+    assert max(size(q, counter.count) for q in asked) <= 32_000
+    assert whole // 32_000 < len(asked) <= 32 + 2
+    seen = "".join(q.prompt for q in asked[:-1])
+    assert all(f"[result of look] page P-{n:05}" in seen for n in range(1_000))
+    assert written.calls == len(asked)
+    assert [bool(q.schema) for q in asked] == [False] * (len(asked) - 1) + [True]
+    for question in asked[:-1]:
+        body = question.prompt.partition("> transcript\n")[2]
+        assert not body.startswith("[result of look]")
 
 
 @pytest.mark.requirement("A0.80", "R.54")

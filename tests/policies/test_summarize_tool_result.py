@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from policies.draft import Bounds, ConversationState, Draft, bounds_for, untouched
+from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, untouched
 from policies.effects import Failed
 from policies.ledger import EditKind
 from policies.messages import Transcript
@@ -13,6 +15,7 @@ from policies.settings import ContextSettings, Ingest, Layer, Param
 from policies.tokens import CHARS4
 from tests.policies.answering import Model, says
 from tests.policies.play import flow, step, talk, user, window, words
+from tests.profile import tried
 
 summarize_tool_result = flow("summarize_tool_result")
 
@@ -127,3 +130,19 @@ def test_the_report_of_a_layer_says_what_became_of_every_question_also_where_nob
     assert (report.kept, report.reason) == (True, "")
     assert [(c.failure, c.purpose) for c in report.condensed] == [("timeout", "extract")]
     assert decision.applied == {"summarize_tool_result": 1}
+
+
+@settings(max_examples=tried(20, 40), deadline=None)
+@given(sizes=st.lists(st.integers(1, 3_000), max_size=6), aim=st.integers(0, 6_000), model=st.booleans())
+@pytest.mark.requirement("A0.78", "P2")
+def test_nothing_ever_grows_pairs_stay_and_a_second_run_changes_nothing(
+    sizes: list[int], aim: int, model: bool
+) -> None:
+    transcript = results(*[words(size, f"word{n:02}") + " ada@example.org 3" for n, size in enumerate(sizes)])
+    limits = bounds(transcript, aim, summarizer="small" if model else None)
+    draft = summarised(transcript, says(FINDING), limits)
+    assert not broken_rules(draft)
+    assert all(p.tokens <= transcript.messages[n].tokens for n, p in enumerate(draft.pieces))
+    assert all(p.tokens < 0.9 * transcript.messages[n].tokens for n, p in enumerate(draft.pieces) if p.text is not None)
+    again = says(FINDING).run(summarize_tool_result(draft, limits))
+    assert again.pieces == draft.pieces

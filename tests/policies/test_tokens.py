@@ -4,7 +4,7 @@ from statistics import median
 import pytest
 
 from policies.limits import Calibration
-from policies.tokens import HEURISTICS, CharCounter
+from policies.tokens import CHARS2_5, HEURISTICS, CharCounter
 
 
 def learn(*pairs: tuple[int, int]) -> Calibration:
@@ -12,6 +12,15 @@ def learn(*pairs: tuple[int, int]) -> Calibration:
     for estimated, reported in pairs:
         calibration = calibration.observe(estimated, reported)
     return calibration
+
+
+@pytest.mark.requirement("A2.15")
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("", 0), ("ab", 0), ("abc", 1), ("hello world", 4), ("你好世界你好世界", 3), ("😀" * 10, 4)],
+)
+def test_two_and_a_half_characters_are_a_token_and_code_points_are_the_characters(text: str, tokens: int) -> None:
+    assert CHARS2_5.count(text) == tokens
 
 
 @pytest.mark.requirement("D10")

@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from policies.draft import Bounds, ConversationState, bounds_for, untouched
+from policies.draft import Bounds, ConversationState, bounds_for, broken_rules, replay, untouched
 from policies.ledger import Cut
-from policies.messages import Transcript
+from policies.messages import ToolCall, Transcript, units
 from policies.settings import ContextSettings, Layer, Param
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, decide, remember, strategy, system, talk, user, words
+from tests.policies.play import Said, assistant, decide, remember, result, strategy, system, talk, user, words
 from tests.policies.play import window as budget_of
+from tests.profile import tried
 
 window = strategy("window")
 
@@ -74,3 +77,53 @@ def test_the_action_names_the_window_and_the_next_request_begins_with_the_same_m
     assert later.pieces is not None
     assert later.pieces[: len(decision.pieces)] == decision.pieces
     assert not later.is_new
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Said]:
+    """Arrays that an upstream accepts: steps with one call or more, calls that share an id, pins, late rules."""
+    said = [system("s")] * draw(st.integers(0, 2)) + [user("task")]
+    for n in range(draw(st.integers(0, 25))):
+        kind = draw(st.sampled_from(["user", "assistant", "step", "wide", "system"]))
+        keep = True if draw(st.integers(0, 11)) == 0 else None
+        if kind == "user":
+            said.append(user(f"{words(20)}{n}", keep=keep))
+        elif kind == "assistant":
+            said.append(assistant(f"{words(20)}{n}", keep=keep))
+        elif kind == "system":
+            said.append(system(f"rule {n}"))
+        else:
+            calls = [ToolCall(f"call_{i}", "look", f'{{"n": {n}}}') for i in range(1 if kind == "step" else 3)]
+            said += [assistant("", *calls), *[result(f"{words(30)}{n}{c.id}", c.id, keep=keep) for c in calls]]
+    return said
+
+
+@settings(max_examples=tried(25, 150), deadline=None)
+@given(
+    said=histories(),
+    params=st.one_of(
+        st.fixed_dictionaries({"messages": st.integers(0, 30), "note": st.booleans()}),
+        st.fixed_dictionaries({"turns": st.integers(1, 6)}),
+    ),
+    scope=st.sampled_from(["total", "history", "tool_outputs"]),
+)
+@pytest.mark.requirement("A1.8", "A1.17", "P3", "A2.9")
+def test_whatever_the_array_no_result_loses_its_call_and_a_second_run_changes_nothing(
+    said: list[Said], params: dict[str, Param], scope: str
+) -> None:
+    transcript = talk(*said)
+    limits = bounds(transcript, params, scope=scope)
+    draft = window(untouched(transcript), limits)
+    assert broken_rules(draft) == ()
+    present = {p.index for p in draft.pieces if p.index is not None}
+    assert limits.protection.all <= present
+    assert set(range(transcript.head)) <= present
+    assert all(set(u.indices) <= present or not set(u.indices) & present for u in units(transcript.messages))
+    newest = params.get("messages")
+    if isinstance(newest, int) and scope == "total":
+        assert set(range(max(0, len(said) - newest), len(said))) <= present
+    assert window(draft, limits) is draft
+    assert draft.tokens <= transcript.tokens
+    if draft.cut is not None:
+        known = ConversationState(cuts=(draft.cut,))
+        assert replay(limits.transcript, known, limits.protection).pieces == draft.pieces

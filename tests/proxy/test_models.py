@@ -38,6 +38,19 @@ def test_the_table_tells_window_and_input_limit_apart(registry, model, window, m
 
 
 @pytest.mark.requirement("A2.6")
+def test_the_last_resort_is_four_times_the_output_limit_and_says_so(caplog):
+    registry = ModelRegistry()
+
+    facts = registry.facts("nobody-knows-it", settings=ANY, max_tokens=8_000)
+    registry.facts("nobody-knows-it", settings=ANY, max_tokens=8_000)
+
+    assert (facts.window, facts.source) == (32_000, "last_resort")
+    assert [record.message for record in caplog.records] == [
+        "no window known for model 'nobody-knows-it': assuming 4 x 8000 output tokens"
+    ]
+
+
+@pytest.mark.requirement("A2.6")
 def test_the_last_resort_takes_the_models_output_limit_where_the_request_has_none():
     registry = ModelRegistry([ModelRule(match="x-*", max_output=1_000)])
 

@@ -5,12 +5,11 @@ import functools
 import json
 import os
 import re
-import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -372,21 +371,6 @@ async def test_an_answer_of_known_length_to_http_1_0_keeps_it() -> None:
         assert b"Content-Length: %d" % len(body) in head or b"content-length: %d" % len(body) in head
 
 
-@pytest.mark.requirement("R.40")
-@on_uvloop
-async def test_head_and_204_have_no_body_and_no_chunks() -> None:
-    async def empty(scope: Any, receive: Any, send: Any) -> None:
-        code = 204 if scope["method"] == "DELETE" else 200
-        await send({"type": "http.response.start", "status": code, "headers": []})
-        await send({"type": "http.response.body", "body": b"never sent"})
-
-    async with serve(empty, lifespan="off") as server:
-        data = b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\nDELETE / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-        answer = await talk(server, data)
-        assert [part[:12] for part in answer.split(b"\r\n\r\n")] == [b"HTTP/1.1 200", b"HTTP/1.1 204", b""]
-        assert b"chunked" not in answer
-
-
 # The answer's head
 
 
@@ -432,15 +416,20 @@ async def test_a_header_that_would_split_the_answer_is_never_written(header: tup
         assert answer == b""
 
 
-@pytest.mark.requirement("R.34")
-@on_uvloop
-async def test_an_answer_that_is_broken_off_never_gets_a_last_chunk() -> None:
-    async with serve(Echo(), lifespan="off") as server:
-        answer = await talk(server, request("/breaks-off"))
-        assert answer.endswith(b"4\r\nhalf\r\n")
-
-
 # Clients that leave, and those that only stop sending
+
+
+@pytest.mark.requirement("R.6", "P5")
+@on_uvloop
+async def test_a_client_that_closes_in_a_silent_stream_is_noticed_within_100_ms() -> None:
+    app = Echo()
+    async with serve(app, lifespan="off") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("/silent-stream"))
+        await reader.readuntil(b"data: 2\n\n\r\n")
+        await asyncio.sleep(0.3)
+        writer.close()
+        await until(lambda: bool(app.left))
 
 
 @pytest.mark.requirement("R.7")
@@ -478,56 +467,6 @@ async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_after_the
 
 
 # Stopping
-
-
-@pytest.mark.requirement("R.73")
-@on_uvloop
-async def test_stopping_drains_first_then_waits_then_cuts_with_a_last_event() -> None:
-    seen: list[str] = []
-    cut = asyncio.Event()
-
-    async def streams(scope: Any, receive: Any, send: Any) -> None:
-        state = scope["state"]["shutdown"]
-        if scope["path"] == "/readyz":
-            code = 503 if state.draining.is_set() else 200
-            await send({"type": "http.response.start", "status": code, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        end = 0.3 if scope["path"] == "/short" else 60.0
-        try:
-            await asyncio.wait_for(cut.wait(), end)
-        except TimeoutError:
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-            return
-        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
-
-    limits = ServerLimits(drain=0.15, grace=0.6, farewell=1.0)
-    async with serve(streams, lifespan="off", limits=limits) as server:
-        port = server.port
-        shutdown = server.stopping
-        shutdown.callbacks.add(cut.set)
-        shutdown.callbacks.add(lambda: seen.append("cut"))
-        short = asyncio.create_task(talk(server, request("/short")))
-        long = asyncio.create_task(talk(server, request("/long")))
-        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", port)
-        assert status(await talk(server, request("/readyz", headers=CLOSE))) == 200
-
-        async def probe() -> bytes:
-            await shutdown.draining.wait()
-            return await talk(server, request("/readyz", headers=CLOSE))
-
-        probing = asyncio.create_task(probe())
-        began = time.monotonic()
-    assert time.monotonic() - began > 0.6
-    assert status(await probing) == 503
-    assert (await short).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert (await long).endswith(b"data: {}\n\n\r\n")
-    assert seen == ["cut"]
-    assert await idle_reader.read() == b""
-    idle_writer.close()
-    with pytest.raises(OSError, match=r"."):
-        await asyncio.open_connection("127.0.0.1", port)
 
 
 APP = """
@@ -571,27 +510,3 @@ async def started(tmp_path: Path, **environment: str) -> asyncio.subprocess.Proc
         stderr=asyncio.subprocess.DEVNULL,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
     )
-
-
-async def fetch(port: int) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request(headers=CLOSE))
-    answer = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    return answer
-
-
-@pytest.mark.requirement("R.73")
-@on_uvloop
-async def test_sigterm_lets_an_open_answer_finish_and_ends_with_status_0(tmp_path: Path) -> None:
-    process = await started(tmp_path)
-    assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"lifespan.startup\n"
-    assert status(await fetch(port)) == 200
-    pending: Awaitable[bytes] = asyncio.ensure_future(fetch(port))
-    await asyncio.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert status(await pending) == 200
-    assert await asyncio.wait_for(process.wait(), 60) == 0
-    assert (await process.stdout.read()).split() == [b"lifespan.shutdown"]

@@ -131,16 +131,6 @@ def test_all_seven_pressure_values_are_on_every_trace(spans: Spans) -> None:
     }
 
 
-@pytest.mark.requirement("A0.18")
-def test_events_carry_the_fields_of_the_table_and_no_others(spans: Spans) -> None:
-    trace = spans.start()
-    trace.event("zone_change", old="green", new="orange", body="the user's words")
-    trace.end(200)
-    (event,) = spans.root.events
-    assert event.name == "weir.zone_change"
-    assert dict(event.attributes or {}) == {"weir.zone.old": "green", "weir.zone.new": "orange"}
-
-
 @pytest.mark.requirement("A0.139")
 def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_thread() -> None:
     before = threading.active_count()
@@ -208,29 +198,6 @@ def test_a_value_cannot_forge_a_field_or_a_line() -> None:
     assert len(lines) == 3
     assert r'conversation="x status=500\nctx tokens=9"' in lines[0]
     assert lines[2].startswith("    ")
-
-
-class Stuck(io.StringIO):
-    """A stream that nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.released = threading.Event()
-
-    def write(self, text: str) -> int:
-        self.released.wait()
-        return super().write(text)
-
-
-def test_a_log_that_nobody_reads_drops_lines_and_holds_up_nobody() -> None:
-    stream = Stuck()
-    with logger_to(stream, capacity=50) as (logger, handler):
-        for _ in range(1000):
-            log_exchange(logger, line(1, 1))
-        assert handler.dropped >= 1000 - 2 * 51  # one batch in hand, one queue full
-        assert not handler.stop(timeout=0.1)
-        stream.released.set()
-    assert len(stream.getvalue().splitlines()) == 1000 - handler.dropped
 
 
 @pytest.mark.requirement("S.16")

@@ -3,26 +3,22 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from policies.effects import Effect, Failed, Reply
 from policies.ledger import ConversationState, Decision
 from policies.messages import Transcript
 from policies.planner import plan
 from policies.settings import ContextSettings
-from proxy.child import ChildProcess
 from proxy.config.loading import load_config
 from proxy.effects.perform import SharedReadings
-from proxy.errors import Busy
 from proxy.planning import workers
-from proxy.planning.workers import HUGE, TookTooLong, Turns, WorkerDied, Workers
+from proxy.planning.workers import TookTooLong, Turns, WorkerDied, Workers
 from proxy.wire.anthropic import MESSAGES
 from proxy.wire.codec import CHAT, Codec
 from proxy.wire.counting import Tokenizer
@@ -114,39 +110,6 @@ async def test_a_process_that_dies_each_time_is_given_up(pool: Workers) -> None:
 
 
 @pytest.mark.requirement("S.26")
-async def test_where_no_process_can_be_started_a_thread_plans(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "python", lambda code: ("/does/not/exist",))
-    decision = await pool.run(planning(await transcript_of()), key="a", branch="b", ask=nobody)
-    assert decision.cut is not None
-    assert pids(pool) == []
-
-
-async def order_of(turns: Turns, keys: str) -> list[str]:
-    """In which order keys that ask in this one are given places, which they leave at once."""
-    given: list[str] = []
-
-    async def ask(key: str) -> None:
-        await turns.enter(key)
-        given.append(key)
-        await asyncio.sleep(0)
-        turns.leave(key)
-
-    for holder in ("x", "y"):
-        await turns.enter(holder)
-    asking = [asyncio.create_task(ask(key)) for key in keys]
-    await asyncio.sleep(0)
-    turns.leave("x")
-    await asyncio.gather(*asking)
-    turns.leave("y")
-    return given
-
-
-@pytest.mark.requirement("S.26")
-async def test_each_key_has_its_turn_whoever_has_asked_oftener() -> None:
-    assert await order_of(Turns(2), "aaaabbc") == [*"abcabaa"]
-
-
-@pytest.mark.requirement("S.26")
 @pytest.mark.parametrize("given", [False, True])
 async def test_who_stops_waiting_keeps_no_place(given: bool) -> None:
     turns = Turns(1)
@@ -161,46 +124,6 @@ async def test_who_stops_waiting_keeps_no_place(given: bool) -> None:
         turns.leave("a")
     assert turns.waiting == 0
     await asyncio.wait_for(turns.enter("c"), 5)
-
-
-@pytest.mark.requirement("S.26", "R.22")
-async def test_what_is_huge_is_planned_alone_and_told_to_come_again(
-    pool: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "ENORMOUS", workers.LONG)
-    monkeypatch.setattr(workers, "PATIENCE", 0.05)
-    transcript = await transcript_of()
-    await pool._turns.enter(HUGE)
-    with pytest.raises(Busy) as busy:
-        await pool.run(planning(transcript), key="b", branch="b", ask=nobody)
-    assert busy.value.retry_after == 1
-    pool._turns.leave(HUGE)
-    assert (await pool.run(planning(transcript), key="b", branch="b", ask=nobody)).cut is not None
-
-
-@pytest.mark.requirement("R.73", "R.74")
-def test_a_process_that_is_given_up_while_it_starts_is_gone_and_nothing_else_is_said_of_it() -> None:
-    """A request that is cut off just then is answered so, and not planned after all."""
-
-    async def given_up_after(turns: int) -> ChildProcess | None:
-        starting = asyncio.create_task(ChildProcess.start((sys.executable, "-c", "input()")))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        starting.cancel()
-        await asyncio.wait({starting})
-        return None if starting.cancelled() else starting.result()
-
-    async def given_up() -> list[ChildProcess | None]:
-        found = [await given_up_after(turns) for turns in range(1, 9)]
-        for process in found:
-            if process is not None:
-                await process.end()
-        return found
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(given_up())
-    assert found[1] is None
-    assert found[-1] is not None
 
 
 def endless(transcript: Transcript) -> None:
