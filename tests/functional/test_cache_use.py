@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -63,10 +62,6 @@ async def timeline(target: RunningWeir) -> list[dict[str, Any]]:
 
 def named(target: RunningWeir | InTurns, **options: Any) -> Talk:
     return Talk(target.client(default_headers={"x-weir-conversation": NAME}), **options)
-
-
-def set_clock(target: RunningWeir, clock: Callable[[], float]) -> None:
-    target.runtime.planner = msgspec.structs.replace(target.runtime.planner, clock=clock)
 
 
 def roots(exporter: InMemorySpanExporter) -> list[dict[str, Any]]:
@@ -152,28 +147,6 @@ async def test_a_client_that_changes_system_tools_or_history_is_named_as_the_cau
     assert cause[8] == "none", "the last result was new in both spellings"
     assert cause[9:] == ["client", "none"]
     assert found["name"] == NAME
-
-
-@pytest.mark.requirement("A4.14")
-async def test_a_rest_longer_than_the_cache_lives_makes_a_request_cold_even_after_a_restart(
-    upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    now, talk = [1_000_000.0], Talk(None)
-    spans: list[dict[str, Any]] = []
-    for rests in ((0.0, 300.0, 300.5), (301.0, 10.0)):
-        exporter = InMemorySpanExporter()
-        telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
-        async with weir(upstream.base_url, tmp_path / "w.db", window=100_000, telemetry=telemetry) as target:
-            set_clock(target, lambda: now[0])
-            talk.client = named(target).client
-            for rest in rests:
-                now[0] += rest
-                await talk.agent(1)
-            rows = await timeline(target)
-        spans += roots(exporter)
-    assert [row["cold"] for row in rows] == [False, False, True, True, False]
-    assert [row["detail"].get("cold", False) for row in rows] == [row["cold"] for row in rows]
-    assert [span["weir.cache.cold"] for span in spans] == [row["cold"] for row in rows]
 
 
 @contextmanager

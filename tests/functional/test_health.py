@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.health import KEPT
 from proxy.cli import main
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, prose, tool_step
@@ -174,24 +173,6 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
             "weir.alert.threshold": 0.2,
         }
     ]
-
-
-@ALONE
-@pytest.mark.requirement("A0.119", "A0.120", "A0.126")
-async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path, deployment: Deployment) -> None:
-    """Batches in a small window: large evictions and summaries, far apart."""
-    async with (
-        serve_simulator(SimulatorSettings(window=16_384), counter=COUNTER) as simulator,
-        watched(
-            tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", deployment=deployment, window=16_384
-        ) as target,
-    ):
-        chat = talk(target)
-        await chat.agent(45)
-        found = await ask(target, f"conversations/{NAME}/health")
-    assert sum(actions != "none" for actions in chat.actions()) > 5
-    assert [alert["kind"] for alert in found["alerts"] if alert["level"] != "info"] == []
-    assert len(found["history"]) == 45 < KEPT
 
 
 def run(folder: Path, *words: str) -> str:

@@ -138,21 +138,6 @@ async def test_a_chain_of_many_steps_goes_through_a_small_window(streams: bool, 
         assert len({each["x-weir-conversation"] for each in agent.headers}) == 1
 
 
-async def test_a_chain_whose_record_is_lost_is_relayed_and_told_what_its_upstream_says() -> None:
-    async with upstream() as simulator:
-        async with weir(simulator.base_url) as running:
-            agent = Chained(running.client())
-            await agent.steps(3)
-        async with weir(simulator.base_url) as running:
-            again = Chained(running.client())
-            again.last = agent.last
-            with pytest.raises(openai.BadRequestError) as refused:
-                await again.steps(STEPS, start=3)
-            assert refused.value.code == "context_length_exceeded"
-            assert bodies(simulator)[4:] == again.sent
-            assert again.restarts == 0
-
-
 async def test_a_chain_goes_on_in_a_process_that_was_started_anew(tmp_path: Path) -> None:
     arguments = ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", "--window", "8192"]
     async with upstream() as simulator:
@@ -280,17 +265,6 @@ class Naming:
                 self.items.append(result_of(item, number))
             else:
                 self.items.append({"id": item.id} if self.bare else {"type": "item_reference", "id": item.id})
-
-
-@pytest.mark.parametrize("bare", [False, True], ids=["typed", "bare"])
-async def test_items_that_are_only_named_are_read_as_what_they_are(bare: bool) -> None:
-    async with upstream() as simulator, weir(simulator.base_url) as running:
-        client = Naming(running.client(), bare=bare)
-        for step in range(1, 20):
-            await client.step(step)
-        assert len({each["x-weir-conversation"] for each in client.headers}) == 1
-        assert any("compact" in each["x-weir-actions"] for each in client.headers)
-        assert all(each.status == 200 for each in simulator.answered())
 
 
 def plain(request: dict[str, Any]) -> SimulatedAnswer:

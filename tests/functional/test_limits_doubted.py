@@ -6,12 +6,8 @@ from proxy.runtime import Runtime
 from tests.functional.harness import prose, weir
 from tests.functional.scripted import Asked, Reply, scripted, whole
 from tests.functional.test_limits_of_every_kind import (
-    Strict,
     Talk,
     answer_of,
-    array_of,
-    batches,
-    each_endpoint,
     refusal_of,
     tokens_in,
 )
@@ -19,7 +15,6 @@ from tests.functional.test_limits_of_every_kind import (
 WIDE = 32_000
 SMALL = 6_000
 MINUTES = 60.0
-STEPS = 8
 
 
 class Router:
@@ -81,40 +76,3 @@ async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path
         await other.ask()
         assert router.sent[-1] > SMALL
         assert {*talk.statuses, *believed.statuses, *other.statuses} == {200}
-
-
-@each_endpoint
-async def test_an_answer_that_is_counted_into_the_window_is_asked_to_be_shorter_from_then_on(
-    endpoint: str, tmp_path: Path
-) -> None:
-    limit = "max_output_tokens" if endpoint == "responses" else "max_tokens"
-    window = 8_192
-
-    def rule(asked: Asked) -> Reply | None:
-        prompt = tokens_in(asked)
-        answer = asked.json[limit]
-        if prompt + answer <= window:
-            return None
-        if endpoint == "messages":
-            text = f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {window}, decrease it"
-            return refusal_of(endpoint, text)
-        text = (
-            f"This model's maximum context length is {window} tokens. However, you requested {prompt + answer} tokens "
-        )
-        return refusal_of(endpoint, f"{text}({prompt} in the messages, {answer} in the completion).")
-
-    strict = Strict(endpoint, rule)
-    async with scripted(strict) as upstream:
-        for number in range(2):
-            async with weir(upstream.base_url, tmp_path / "w.db", window=window) as target:
-                talk = Talk(target, endpoint, first=f"Read the parts, {number}.")
-                for step in range(STEPS):
-                    talk.says(prose(150, seed=step))
-                    await talk.ask(**{limit: 6_000})
-            assert talk.statuses == [200] * STEPS
-            assert strict.refused == 1, "the second process knows it from the store"
-    for taken in (strict.sent[:STEPS], strict.sent[STEPS:]):
-        assert batches([array_of(each) for each in taken]) == 0
-        assert b"[weir" not in taken[-1].body
-        assert taken[-1].json[limit] < 6_000
-        assert tokens_in(taken[-1]) + taken[-1].json[limit] > 0.9 * window

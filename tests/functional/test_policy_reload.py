@@ -15,7 +15,6 @@ import pytest
 from proxy.store import Store
 from proxy.store.chain import AuditType
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
-from tests.profile import soak
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -120,25 +119,6 @@ async def test_a_changed_file_holds_from_the_next_request_on_and_a_broken_one_is
         ("default", "", "fb-code-200k", "file"),
     ]
     assert re.fullmatch("[0-9a-f]{64}", told[0]["document"])
-
-
-@pytest.mark.requirement("A0.45", "R.79")
-@pytest.mark.parametrize("text", ["", pytest.param("# a comment\n", marks=soak)])
-async def test_a_file_that_was_emptied_is_not_used(text: str, tmp_path: Path) -> None:
-    """Its defaults would send what clients say to another upstream, and their keys would be unknown."""
-    path = tmp_path / "weir.yaml"
-    store = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n"
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        written(path, simulator, policy="turn-atomic", more=store)
-        async with WeirProcess(["--config", str(path)], free_port()) as process:
-            assert await policy_of_a_request(process) == "turn-atomic"
-            path.write_text(text)
-            said = await logged(process, "the old one stays in force")
-            assert f"{path}: is empty" in said[0]
-            assert await policy_of_a_request(process) == "turn-atomic"
-            written(path, simulator, policy="audit", more=store)
-            await logged(process, "the configuration was read anew")
-            assert await policy_of_a_request(process) == "audit"
 
 
 @pytest.mark.requirement("A0.45")

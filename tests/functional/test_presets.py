@@ -80,14 +80,3 @@ async def test_off_sends_the_clients_bytes() -> None:
 
         assert arrays_of(answered(simulator)) == [talk.messages]
         assert "x-weir-tokens" not in talk.headers[0]
-
-
-@pytest.mark.parametrize("policy", ["article-128k", "turn-atomic", "baseagent-200k", "fb-voice-32k"])
-async def test_a_long_agent_run_goes_on_under_every_kind_of_preset(policy: str) -> None:
-    async with AsyncExitStack() as stack:
-        simulator, proxy = await started(stack, policy)
-        talk = Talk(proxy.client())
-        await talk.agent(22, max_tokens=256)
-
-        assert any(action != "none" for action in talk.actions())
-        assert all(array[0]["role"] == "system" for array in arrays_of(answered(simulator)))

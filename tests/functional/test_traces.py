@@ -283,35 +283,6 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
 TOO_LONG = [{"role": "system", "content": prose(9_000, seed=1)}, {"role": "user", "content": "Go on."}]
 
 
-@pytest.mark.requirement("P15")
-async def test_session_and_conversation_are_on_every_span_also_of_what_was_refused(tmp_path: Path) -> None:
-    async def sessions(started: Scene) -> set[tuple[Any, Any]]:
-        spans = [attributes(span.attributes) for span in await started.spans()]
-        started.receiver.traces.clear()
-        assert spans
-        return {(span.get("session.id"), span.get("gen_ai.conversation.id")) for span in spans}
-
-    async with scene(believed=32768) as started:
-        await ask(started, agent(22))
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        with pytest.raises(openai.BadRequestError):
-            await ask(started, [TOO_LONG[0] | {"content": prose(40_000, seed=1)}, TOO_LONG[1]])
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        await started.weir.client(default_headers=NAMED).embeddings.create(model="embed-1", input="hello")
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        await ask(started, agent(1), headers={})
-        ((session, conversation),) = await sessions(started)
-        assert session == conversation != "chat-7"
-        with pytest.raises(openai.APIStatusError):
-            await started.weir.client(default_headers=NAMED).post("/chat/completions", body="{", cast_to=object)
-        assert await sessions(started) == {("chat-7", "chat-7")}
-    text = "auth: {mode: keys}\nkeys: [{name: a, secret: wr-abcdefgh}]\nupstreams: {u: {base_url: 'http://127.0.0.1:1/v1'}}\n"
-    async with scene(yaml=text, folder=tmp_path) as started:
-        with pytest.raises(openai.AuthenticationError):
-            await ask(started, opening())
-        assert await sessions(started) == {(None, None)}, "a stranger names no conversation"
-
-
 @pytest.mark.requirement("P15", "S.18")
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("sampled", ["01", "00"])
