@@ -1,23 +1,18 @@
 """What a key's requests took: it outlives their conversations, and no answer is free of charge for saying nothing."""
 
-import asyncio
-import gzip
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
 from tests.functional.harness import RunningWeir, weir
-from tests.functional.scripted import Asked, Reply, as_asked, completion, events, scripted
+from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
-ANSWER = "The harbour is deep and the ferry leaves at nine. " * 40
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 models: [{{match: dear, prices: {{input: 2.0, output: 8.0}}}}]
@@ -26,21 +21,7 @@ window: 16384
 
 
 def answer(asked: Asked) -> Reply:
-    """Streams say no usage; one for ``cut`` breaks off, one for ``left`` does not end, answers to ``packed`` are gzip."""
-    given = completion(ANSWER, prompt=900, completed=400)
-    if asked.json["model"] == "dear" and asked.json.get("stream"):
-        words = [{"choices": [{"index": 0, "delta": {"content": f"{word} "}}]} for word in ANSWER.split()]
-        said = events(*words, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        if "Dossier packed" in asked.body.decode():
-            return packed(replace(said, chunks=(b"".join(said.chunks),)))
-        if "Dossier cut" in asked.body.decode():
-            return replace(said, chunks=said.chunks[:200], cut=True)
-        return said
-    return packed(as_asked(asked, given)) if "Dossier packed" in asked.body.decode() else as_asked(asked, given)
-
-
-def packed(reply: Reply) -> Reply:
-    return replace(reply, chunks=tuple(map(gzip.compress, reply.chunks)), headers=(("content-encoding", "gzip"),))
+    return as_asked(asked, completion("The harbour is deep and the ferry leaves at nine.", prompt=900, completed=400))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +40,8 @@ class Bill:
         assert found.status_code == 200
         await self.target.stored()
 
-    async def row(self, name: str) -> Any:
-        (row,) = (await self.get(f"conversations/{name}/timeline"))["data"]
-        return row
-
     async def get(self, path: str) -> Any:
         return (await self.http.get(f"{self.target.root}/weir/{path}")).json()
-
-    async def command(self) -> str:
-        store = f"sqlite+aiosqlite:///{self.folder / 'w.db'}"
-        asked = ["usage", "--config", str(self.folder / "weir.yaml"), "--store", store]
-        return (await asyncio.to_thread(CliRunner().invoke, main, asked)).output
 
 
 @pytest.fixture

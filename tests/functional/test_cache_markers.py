@@ -12,7 +12,6 @@ from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
     COUNTER,
-    ROOT,
     TOOLS,
     Talk,
     answered,
@@ -22,7 +21,6 @@ from tests.upstream import RecordedRequest
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
-RECORDED = ROOT.parent / "shared" / "data" / "clients" / "deepagents.jsonl"
 MARKER = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -51,20 +49,6 @@ def grown() -> Iterator[list[dict[str, Any]]]:
     for _ in range(24):
         yield deepcopy(talk.messages)
         talk.add_step()
-
-
-def recorded() -> list[dict[str, Any]]:
-    """The bodies of one recorded run, in order."""
-    bodies: list[dict[str, Any]] = []
-    before: dict[str, Any] = {}
-    for line in RECORDED.read_text().splitlines():
-        row = json.loads(line)
-        body = row["body"]
-        body["tools"] = before["tools"] if body.get("tools") == {"@same": True} else body.get("tools")
-        before = body
-        if row["run"] == "agent" and row["path"].endswith("/chat/completions"):
-            bodies.append(body)
-    return bodies
 
 
 async def forwarded(

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -145,15 +144,6 @@ async def test_five_equal_polls_become_one_without_a_model(upstream: RunningSimu
 
 
 # -- estimators ------------------------------------------------------------------------------------------------------
-
-
-async def before(settings: str, messages: list[dict[str, Any]], upstream: RunningSimulator, folder: Path) -> int:
-    """What a first request with these messages is counted as."""
-    yaml = policy(upstream, settings, window=200_000)
-    async with weir(upstream.base_url, None, yaml=yaml, folder=folder) as target:
-        talk = Talk(target.client(), messages=messages)
-        await talk.ask()
-        return int(talk.headers[-1]["x-weir-tokens"].split("before=")[1].split(";")[0])
 
 
 @pytest.mark.requirement("A1.6")

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 HOSTILE = "<script>alert(1)</script>"
-KEPT = 4
 HOUR, DAY = 3600.0, 86_400.0
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.cli import main
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, prose, tool_step
 from tests.proxy.test_alerts import webhook
@@ -58,12 +56,6 @@ async def ask(target: InTurns, path: str, *, key: str = "sk-test", status: int =
         found = await http.get(f"{target.root()}/weir/{path}", headers={"authorization": f"Bearer {key}"})
     assert found.status_code == status, found.text
     return found.json()
-
-
-async def told(target: InTurns) -> None:
-    """Have every alert told."""
-    for each in target.weirs:
-        await each.runtime.alerts.close()
 
 
 def due(found: Any) -> list[tuple[str, bool]]:
@@ -173,12 +165,6 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
             "weir.alert.threshold": 0.2,
         }
     ]
-
-
-def run(folder: Path, *words: str) -> str:
-    ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
 
 
 async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...], fixed: int = 0) -> tuple[Any, Any]:

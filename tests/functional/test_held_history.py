@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -265,13 +264,6 @@ class Naming:
                 self.items.append(result_of(item, number))
             else:
                 self.items.append({"id": item.id} if self.bare else {"type": "item_reference", "id": item.id})
-
-
-def plain(request: dict[str, Any]) -> SimulatedAnswer:
-    """Answers that begin as those of a model without reasoning do: calls alone, and later ones with words."""
-    answer = say(request)
-    said = "" if len(request["messages"]) < 5 else "One more file."
-    return replace(answer, reasoning="", text=answer.text or said)
 
 
 @pytest.mark.requirement("S.1")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import select
 import signal
@@ -11,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +20,6 @@ from tests.functional.scripted import Asked, Reply, as_asked, completion, script
 
 pytestmark = pytest.mark.slow
 
-OTLP = "canary7f3a-otlp-header-0b"
 OTLP_QUERY = "canary7f3a-otlp-query-77"
 CONFIG = """
 upstreams: {{main: {{base_url: "{url}", api_key: "${{UPSTREAM_KEY}}", timeout: {{connect: 1s, first_byte: 500ms, idle: 500ms}}}}}}
@@ -42,49 +39,9 @@ def configured(folder: Path, url: str) -> Path:
     return path
 
 
-ENV = {
-    "UPSTREAM_KEY": SECRETS["upstream"],
-    "WEIR_ADMIN_TOKEN": SECRETS["admin"],
-    "OTEL_EXPORTER_OTLP_HEADERS": f"x-team={OTLP}",
-    "OTEL_BSP_SCHEDULE_DELAY": "50",
-}
-
-
-async def command(path: Path, *arguments: str) -> str:
-    """All that a command prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", *arguments),
-        cwd=ROOT,
-        env={**os.environ, **ENV, "WEIR_CONFIG": str(path)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    return out.decode()
-
-
 def answer_and_collect(asked: Asked) -> Reply:
     """A model, and a collector whose connections break."""
     return as_asked(asked, completion("yes")) if asked.target.startswith("/v1/chat") else Reply(cut=True)
-
-
-def slow(_: Asked) -> Reply:
-    chunk = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-    return Reply(kind="text/event-stream", chunks=(chunk,) * 100, between=0.1)
-
-
-async def read(http: httpx.AsyncClient, weir: WeirProcess, body: Any, *, key: str = "client") -> str:
-    """The head and the body of an answer, as far as they came."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"authorization": f"Bearer {SECRETS[key]}", "content-type": "application/json"}
-    text = ""
-    with contextlib.suppress(httpx.HTTPError):
-        url = f"{weir.base_url}/chat/completions?key={SECRETS['query']}"
-        async with http.stream("POST", url, content=content, headers=headers) as answer:
-            text = str(answer.headers.raw)
-            async for chunk in answer.aiter_bytes():
-                text += chunk.decode("utf-8", "replace")
-    return text
 
 
 @asynccontextmanager

@@ -529,11 +529,6 @@ async def test_an_upstream_without_tools_is_asked_without_the_tool_and_not_offer
         assert [names_in(body) for body in on.bodies] == [["recall"], [], []]
 
 
-def masked(body: bytes) -> bytes:
-    """An answer without what differs from one answer of the simulator to the next."""
-    return re.sub(rb'"(id|created|cached_tokens)": ?("[^"]*"|\d+)', b"-", body)
-
-
 @pytest.mark.requirement("P8")
 async def test_parallel_conversations_recall_their_own(tmp_path: Path) -> None:
     def script(results: int, request: Request) -> SimulatedAnswer:

@@ -53,12 +53,6 @@ def replay(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["replay", *map(str, arguments)])
 
 
-def told(*arguments: object) -> Any:
-    result = replay(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 @pytest.mark.requirement("P14", "A0.95")
 @pytest.mark.parametrize("summarizer", [None, "summariser"], ids=["extracted", "prepared by a model"])
 async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | None) -> None:

@@ -130,7 +130,3 @@ async def test_a_managed_stream_reaches_the_client_byte_for_byte(usage: bool) ->
         )
     assert "compact=" in answer.headers["x-weir-actions"]
     assert answer.content == b"".join(said)
-
-
-def size(messages: list[dict[str, Any]]) -> int:
-    return sum(4 + COUNTER.count(message["content"]) for message in messages)

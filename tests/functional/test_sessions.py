@@ -19,7 +19,7 @@ from tests.functional.harness import (
     tool_step,
 )
 from tests.profile import each_once
-from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
 pytestmark = pytest.mark.slow
@@ -50,11 +50,6 @@ async def drive_chat(target: InTurns, *, steps: int = STEPS) -> list[Any]:
         await target.settled()  # so does whoever reads the answer
         messages.append({"role": "assistant", "content": prose(132, seed=2 * number + 1)})
     return messages
-
-
-def sent(simulator: RunningSimulator) -> list[list[dict[str, Any]]]:
-    """The message arrays that reached the upstream, in order."""
-    return [json.loads(s.body)["messages"] for s in simulator.ledger if s.path.endswith("/chat/completions")]
 
 
 def batches(arrays: list[list[dict[str, Any]]]) -> int:

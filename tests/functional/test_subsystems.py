@@ -4,7 +4,6 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
@@ -115,13 +114,6 @@ async def test_at_99_percent_of_the_window_a_new_task_is_accepted_and_succeeds(
     assert seen.json()["messages"][-1] == messages[-1]
     assert seen.prompt_tokens + MAX_TOKENS <= WINDOW
     assert after <= limit
-
-
-def image(seed: int, detail: str) -> dict[str, Any]:
-    """A message with a picture and a question."""
-    url = "data:image/png;base64," + Random(seed).randbytes(3_000).hex()
-    parts = [{"type": "image_url", "image_url": {"url": url, "detail": detail}}, {"type": "text", "text": "See this?"}]
-    return {"role": "user", "content": parts}
 
 
 FIVE = ("x-weir-conversation", "x-weir-tokens", "x-weir-pressure", "x-weir-actions", "x-weir-overhead-ms")

@@ -18,7 +18,6 @@ from tests.functional.harness import (
     InTurns,
     Talk,
     answered,
-    arrays_of,
     begins_with,
     opening,
     prose,
@@ -63,9 +62,6 @@ class Served:
     def talk(self, messages: list[dict[str, Any]] | None = None, **headers: str) -> Talk:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return Talk(self.target.client(default_headers=named), messages or opening())
-
-    def arrays(self) -> list[list[dict[str, Any]]]:
-        return arrays_of(answered(self.simulator))
 
     async def timeline(self, talk: Talk) -> list[dict[str, Any]]:
         await self.target.settled()

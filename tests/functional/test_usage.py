@@ -8,9 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
 from proxy.store.records import DAY
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, Deployment, Talk, opening
@@ -89,9 +87,3 @@ async def test_a_key_sees_its_own_usage_by_model_policy_day_and_conversation(api
         assert (await api.refused(400, "GET", f"usage?{query}", key=ONE))["param"] == param
     await api.ask("DELETE", "conversations/b", key=ONE)
     assert (await api.get("usage", key=ONE))["total"]["requests"] == 19, "the bill stays"
-
-
-def run(folder: Path, *words: str, code: int = 0) -> str:
-    ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
-    assert ran.exit_code == code, ran.output
-    return ran.stdout if code == 0 else ran.stderr

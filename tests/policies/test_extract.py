@@ -94,12 +94,6 @@ def test_values_of_a_tool_result_are_listed_under_their_keys_with_the_message_th
     ]
 
 
-def module(word: str) -> str:
-    """Source text with names of many shapes."""
-    parts = ("self._{}_cache", "load_{}", "os.{}", "make_all_{}", "cls.__{}", "self.{}.read", "{}_row.get", "Row{}.of")
-    return "\n".join(f"    x = {part.format(word + other)}(item)" for other in "abcdefghijklmno" for part in parts)
-
-
 def test_of_one_call_made_twice_only_the_newest_result_counts() -> None:
     arguments = '{"order_id": "W-88231"}'
     sources = [

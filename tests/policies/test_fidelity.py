@@ -139,15 +139,6 @@ def test_a_question_does_not_hold_the_value_that_it_asks_for() -> None:
     }
 
 
-def context(less: str, *later: ToolCall) -> Contexts:
-    sources = (
-        Source(1, "user", USER),
-        Source(2, "assistant", "", calls=(ToolCall("a", "get_booking", '{"id": "ZK81QX"}'),)),
-        Source(3, "tool", '{"payment": "credit_card_7815826", "flight": "HAT136"}', tool="get_booking"),
-    )
-    return Contexts(sources, (MaterialLine("notes", less),), 100, 40, later)
-
-
 @pytest.mark.requirement("A0.56")
 @pytest.mark.parametrize(
     "rule",

@@ -37,10 +37,6 @@ def opened(found: Iterable[Checkup]) -> list[tuple[int, str]]:
     return [(c.health.requests, alert.kind) for c in found for alert in c.opened]
 
 
-def closed(found: Iterable[Checkup]) -> list[tuple[int, str]]:
-    return [(c.health.requests, episode.kind) for c in found for episode in c.closed]
-
-
 @pytest.mark.requirement("A0.119")
 @pytest.mark.parametrize(
     ("evicted", "expected"),

@@ -1,14 +1,13 @@
 """The user's statements in a state: whole, byte for byte, in order, in any language, and bounded."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import MAX_SENTENCES, MAX_TOKENS, read_state
 from policies.text.segments import Readings, Source, sentences
-from tests.policies.sessions import HERE, queue_session, shared_conversations
+from tests.policies.sessions import shared_conversations
 from tests.profile import each_once
 
 RULES = {
@@ -29,12 +28,6 @@ def state_of(sources: Sequence[Source], previous: Checkpoint | None = None) -> C
 
 def said(*texts: str) -> list[Source]:
     return [Source(n, "user", text, tokens=1 + len(text.encode()) // 4) for n, text in enumerate(texts)]
-
-
-def shipped() -> Iterator[list[Source]]:
-    yield queue_session()
-    for line in (HERE / "canary_sessions.jsonl").read_text(encoding="utf-8").splitlines():
-        yield [Source(n, m["role"], m["content"]) for n, m in enumerate(json.loads(line)["messages"])]
 
 
 def assert_word_for_word(sources: Sequence[Source], constraints: Sequence[str]) -> None:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.ledger import Event, TokenSource, Trend
+from policies.ledger import TokenSource, Trend
 from policies.limits import Limits, TokenBudget, limits_for, tokens_at
 from policies.pressure import (
     PressureReading,
     advance,
-    changes,
     read_on,
     read_pressure,
     should_preempt,
@@ -54,10 +53,6 @@ def limits(
 
 def read(trend: Trend, tokens: int, base: int = WINDOW) -> PressureReading:
     return read_on(limits(base), trend, tokens)
-
-
-def told(before: Trend, reading: PressureReading, *, ratio: float = 1.0) -> list[Event]:
-    return [*changes(before, reading, ratio=ratio)]
 
 
 # -- velocity --------------------------------------------------------------------------------------------------------

@@ -35,10 +35,3 @@ def test_cached_tokens_are_read_in_every_spelling(
     found = usage_of(usage)
     assert found is not None
     assert (found.cached, found.written) == (cached, written)
-
-
-ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant", "user")
-
-
-def message(place: int, number: int) -> dict[str, Any]:
-    return {"role": ROLES[place], "content": f"message {number}"}

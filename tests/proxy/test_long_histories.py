@@ -26,10 +26,6 @@ async def read(messages: list[dict[str, Any]], within: Transcripts | None = None
     return await (within or Transcripts()).read(request, tenant="t", model="gpt-4o", counter=COUNTER, **asked)
 
 
-def tokens(found: RequestTranscript) -> list[int]:
-    return [message.tokens for message in found.transcript.messages]
-
-
 @pytest.mark.requirement("S.26")
 async def test_one_such_history_is_read_at_a_time_and_others_are_told_to_come_again(
     monkeypatch: pytest.MonkeyPatch,

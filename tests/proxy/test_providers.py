@@ -1,12 +1,8 @@
 """Upstreams of kind litellm, against a server that speaks Anthropic's protocol."""
 
-import asyncio
 import contextlib
 import importlib
 import json
-import re
-import socket
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -67,11 +63,6 @@ async def ask(
     return await provider.send(body=body_of(model, **fields), credential=credential, headers=headers)
 
 
-async def told(provider: LitellmProvider, model: str, **fields: Any) -> tuple[int, dict[str, Any], dict[bytes, bytes]]:
-    answer = await ask(provider, model, **fields)
-    return answer.status, json.loads(await answer.read())["error"], dict(answer.headers)
-
-
 @pytest.mark.requirement("S.7")
 @pytest.mark.parametrize(
     "field",
@@ -110,41 +101,3 @@ async def test_the_callers_credential_goes_up_where_the_upstream_passes_it_and_n
         await ask(provider)
         sent = [dict(seen.headers).get("x-api-key") for seen in running.ledger]
     assert sent == ["sk-callers-own", "no-key"]
-
-
-@contextlib.asynccontextmanager
-async def raw(answer: bytes | None, name: str = "anthropic") -> AsyncIterator[tuple[LitellmProvider, list[bytes]]]:
-    """A server that reads a request and sends ``answer``, or resets the connection for None."""
-    asked: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-        asked.append(head + await reader.readexactly(int(length.group(1)) if length else 0))
-        if answer is None:
-            linger = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        else:
-            writer.write(answer)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    provider = providers_for([settings(origin, provider=name)])["claude"]
-    try:
-        yield provider, asked
-    finally:
-        await provider.close()
-        server.close()
-
-
-def response(status: int, body: bytes, kind: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 {status} Status\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-async def until(happened: Any, seconds: float = 3.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
 """Recall in its parts: what of a stream is shown, how texts rank, what is brought back unasked."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from proxy.recall.tool import (
     RoundView,
     turn_of,
 )
-from proxy.store import Store
 from tests.profile import tried
 
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -116,10 +115,3 @@ def test_arguments_as_models_write_them(arguments: str, expected: tuple[str, str
     assert turn is not None
     [one] = turn.calls
     assert (one.query, one.ref, one.cursor, one.problem) == expected
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    opened = await Store.open("sqlite+aiosqlite:///:memory:")
-    yield opened
-    await opened.close()

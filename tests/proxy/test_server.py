@@ -3,15 +3,12 @@
 import asyncio
 import functools
 import json
-import os
 import re
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +18,6 @@ from proxy.server import Server, ServerLimits, serve
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SHORT = ServerLimits(header_timeout=0.3, body_timeout=0.5, keep_alive=0.4, stall=0.4)
 HOST = b"Host: weir\r\n"
 
@@ -144,14 +140,6 @@ CLOSE = b"Connection: close\r\n"
 
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
-
-
-def error(answer: bytes) -> dict[str, Any]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head
-    parsed: dict[str, Any] = json.loads(body)["error"]
-    assert set(parsed) == {"message", "type", "param", "code"}
-    return parsed
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -467,46 +455,3 @@ async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_after_the
 
 
 # Stopping
-
-
-APP = """
-import asyncio, os, sys
-from proxy.server import ServerLimits
-from proxy.server import run
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup" and os.environ.get("FAIL"):
-                await send({"type": "lifespan.startup.failed"})
-                return
-            await send({"type": message["type"] + ".complete"})
-            print(message["type"], flush=True)
-            if message["type"] == "lifespan.shutdown":
-                return
-    await asyncio.sleep(0.3)
-    body = str(os.getpid()).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-if __name__ == "__main__":
-    import socket
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen(128)
-    print(sock.getsockname()[1], flush=True)
-    sys.exit(run(app, sockets=[sock], limits=ServerLimits(grace=5)))
-"""
-
-
-async def started(tmp_path: Path, **environment: str) -> asyncio.subprocess.Process:
-    (tmp_path / "served_app.py").write_text(APP)
-    path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(tmp_path / "served_app.py"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
-    )

@@ -62,10 +62,3 @@ def test_whatever_is_asked_the_attributes_are_valid_json_of_bounded_size(message
             assert len(value.encode()) <= MAX_BYTES
     for name, value in response_content(messages).items():
         assert isinstance(value if name in IN_WORDS else json.loads(str(value)), str if name in IN_WORDS else list)
-
-
-def stream(*deltas: dict[str, Any]) -> bytes:
-    return (
-        b"".join(b"data: " + msgspec.json.encode({"choices": [delta]}) + b"\n\n" for delta in deltas)
-        + b"data: [DONE]\n\n"
-    )

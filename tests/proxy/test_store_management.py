@@ -13,13 +13,6 @@ from proxy.store.usage import By
 from tests.proxy.store_rows import exchange, url
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(url(tmp_path / "w.db"))
-    yield opened
-    await opened.close()
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url(tmp_path / "w.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))

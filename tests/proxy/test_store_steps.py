@@ -14,14 +14,6 @@ from proxy.store.transaction import Transaction
 from tests.proxy.store_rows import exchange, url
 
 NEW, SINCE, PER = 20, 1_000_000.0, 100
-ASKED: dict[str, Callable[[Transaction], Any]] = {
-    "figures": partial(usage.figures, tenant="tenant-a", since=SINCE, step=60.0),
-    "overheads": partial(usage.overheads, tenant="tenant-a", since=SINCE),
-    "dearest": partial(usage.dearest, tenant="tenant-a", since=SINCE, limit=5),
-    "passed": partial(usage.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(usage.usage, tenant="tenant-a", since=SINCE),
-    "usage by conversation": partial(usage.usage, tenant="tenant-a", since=SINCE, by="conversation"),
-}
 
 
 def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -140,36 +139,6 @@ def test_without_an_endpoint_a_trace_does_nothing_costs_nothing_and_starts_no_th
     assert telemetry.exchange(asked(), "/").attempt("m", "openai").propagation() == ()
     assert threading.active_count() == before
     assert telemetry.shutdown()
-
-
-class Collector(BaseHTTPRequestHandler):
-    """An OTLP/HTTP receiver that decodes with the official messages."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.received.append((self.path, body))  # type: ignore[attr-defined]
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def collector(status: int = 200) -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    server.received = []  # type: ignore[attr-defined]
-    server.status = status  # type: ignore[attr-defined]
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def line(before: int, after: int, **more: object) -> ExchangeLine:

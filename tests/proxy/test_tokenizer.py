@@ -2,7 +2,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from policies.tokens import CHARS2_5
 from proxy.wire.counting import (
@@ -10,7 +9,6 @@ from proxy.wire.counting import (
     Vocabulary,
     encoding_name,
     installed_estimators,
-    vocabulary_directories,
 )
 
 
@@ -19,12 +17,6 @@ def tokenizer() -> Iterator[Tokenizer]:
     made = Tokenizer()
     yield made
     made.close()
-
-
-def shipped(name: str) -> bytes:
-    """The vocabulary that ships with Weir, as tiktoken wants its file."""
-    packed = vocabulary_directories()[0] / f"{name}.tiktoken.zst"
-    return zstandard.ZstdDecompressor().decompress(packed.read_bytes())
 
 
 @pytest.mark.requirement("D10")

@@ -1,7 +1,6 @@
 """A transcript is the same whether it was read cold or out of the caches, whatever came before."""
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -133,14 +132,3 @@ async def test_two_tenants_share_no_chain() -> None:
     two = await read(transcripts, messages, tenant="two")
     assert one.messages == two.messages
     assert not set(one.chain) & set(two.chain)
-
-
-class Where:
-    """Counts characters, and keeps in which threads it did."""
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []
-
-    def count(self, text: str) -> int:
-        self.threads.append(threading.current_thread().name)
-        return len(text) // 4

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -73,12 +73,6 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Workers]:
 
 def pids(pool: Workers) -> list[int]:
     return [each.process.pid for each in (*pool._working, *pool._resting)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.requirement("S.26", "P5")
