@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import openai
 import pytest
 
-from proxy.access.admission import MAX_WRONG, Admission
+from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
 from proxy.access.destination import Caller
 from proxy.config.values import LimitSettings
-from proxy.errors import Busy, RateLimited
+from proxy.errors import Busy, InvalidAPIKey, RateLimited
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, opening, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -162,6 +163,35 @@ async def test_who_guesses_keys_is_held_off_and_a_right_key_is_not(tmp_path: Pat
         assert 'weir_unauthorised_total{weir_reason="missing"} 1' in page
 
 
+def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None:
+    now = [0.0]
+    guesses = Guesses(clock=lambda: now[0])
+
+    def waits(address: str = "192.0.2.1") -> int:
+        found = guesses.answer({"client": (address, 1)}, InvalidAPIKey("wrong"))
+        return found.retry_after or 0
+
+    assert [waits() for _ in range(MAX_WRONG)] == [0] * MAX_WRONG
+    told = []
+    for _ in range(10):
+        told.append(waits())
+        assert waits() == told[-1], "it does not grow while it lasts"
+        now[0] += told[-1]
+    assert told[:4] == [2, 4, 8, 16]
+    assert told[-1] == MAX_SECONDS
+    assert waits("192.0.2.2") == 0
+    now[0] += FORGET + 1
+    assert waits() == 0
+    for _ in range(5 * MAX_WRONG):
+        now[0] += MINUTE / MAX_WRONG + 1
+        assert waits("192.0.2.3") == 0, "a client that is set up wrongly and asks now and then"
+    assert [waits(f"2001:db8::{n:x}") for n in range(MAX_WRONG + 1)] == [0] * MAX_WRONG + [2]
+    assert [waits(f"::ffff:198.51.100.{n}") for n in range(MAX_WRONG + 1)] == [0] * (MAX_WRONG + 1)
+    for number in range(2 * MAX_ADDRESSES):
+        waits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+    assert len(guesses._guessers) == MAX_ADDRESSES
+
+
 @pytest.mark.requirement("P7")
 def test_a_key_begins_no_more_than_its_requests_in_any_minute() -> None:
     now = 0.0
@@ -182,3 +212,19 @@ def test_a_key_begins_no_more_than_its_requests_in_any_minute() -> None:
     assert came == [True, True, False, False, True, False, True]
     assert waits == [15, 1, 29]
     assert all(begins(free) for _ in range(100))
+
+
+async def test_what_a_key_may_not_ask_for_counts_for_nothing_within_its_minute(tmp_path: Path) -> None:
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        yaml = (
+            f"upstreams: {{main: {{base_url: '{simulator.base_url}', api_key: sk-1}}}}\nauth: {{mode: keys}}\n"
+            "keys: [{name: slow, secret: sk-of-the-slow, models: [sim], requests_per_minute: 1}]\n"
+        )
+        headers = {"authorization": "Bearer sk-of-the-slow"}
+        async with weir("", yaml=yaml, folder=tmp_path) as target, httpx.AsyncClient(headers=headers) as http:
+            statuses = []
+            for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+                for model in ("gpt-5", "sim"):
+                    body = {"model": model, "messages": opening(), "input": "Hello.", "max_tokens": 16}
+                    statuses.append((await http.post(f"{target.root}{path}", json=body)).status_code)
+    assert statuses == [403, 200, 429, 429, 429, 429]

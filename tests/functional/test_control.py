@@ -9,7 +9,7 @@ import pytest
 
 from policies.memory.checkpoint import Checkpoint
 from proxy.http.routes import ROUTES
-from tests.functional.api import BODIES, NAME, Api, compacted, filled, serving
+from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import ALONE, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk
 
 
@@ -243,6 +243,21 @@ async def test_a_deleted_conversation_is_gone_for_good(deployment: Deployment, t
                 await api.turns.settled()
                 row = await api.get(f"conversations/{NAME}")
                 assert (row["requests"], row["version"]) == (requests, 1)
+
+
+@pytest.mark.requirement("P7")
+async def test_the_operator_names_by_its_id_what_several_callers_call_the_same(api: Api) -> None:
+    for key in ("sk-test", "sk-other"):
+        await api.talk(key).agent(1)
+        await api.ask("GET", f"conversations/{NAME}", key=key)
+    ids = sorted(row["id"] for row in (await api.get("conversations", key=ADMIN))["data"])
+    for method, path in (("DELETE", f"conversations/{NAME}"), ("POST", f"conversations/{NAME}/close")):
+        error = await api.refused(400, method, path, key=ADMIN)
+        assert error["weir"]["ids"] == ids
+    mine = (await api.get(f"conversations/{NAME}"))["id"]
+    assert (await api.ask("DELETE", f"conversations/{mine}", key=ADMIN)).status_code == 200
+    await api.refused(404, "GET", f"conversations/{NAME}")
+    assert (await api.get(f"conversations/{NAME}", key="sk-other"))["requests"] == 1
 
 
 @pytest.mark.requirement("A2.24")

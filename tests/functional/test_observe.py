@@ -1,5 +1,6 @@
 """Observing: the plan is made from step to step as if it were carried out, and nothing of it is."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,19 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
     assert sum(r.evicted > 0 for r in observed) >= 2, "there were not two batches"
     assert branch is not None
     assert (branch.version, branch.views, evicted) == (0, {}, [])
+
+
+@pytest.mark.requirement("A0.95")
+async def test_what_would_be_refused_is_forwarded_and_said(tmp_path: Path) -> None:
+    async with (
+        serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator,
+        weir(simulator.base_url, tmp_path / "o.db", window=1024) as target,
+    ):
+        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
+        talk.messages = [{"role": "system", "content": "rule " * 4000}, {"role": "user", "content": "go"}]
+        await talk.ask()
+        [row] = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
+    assert row.actions == "observe=1,refused=context_length_exceeded"
+    assert talk.headers[-1]["x-weir-actions"] == "observe=1"
+    assert talk.headers[-1]["x-weir-pressure"].endswith(";critical;emergency")
+    assert json.loads(simulator.ledger[-1].body)["messages"] == talk.messages

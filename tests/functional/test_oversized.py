@@ -22,8 +22,10 @@ from tests.functional.harness import (
     RunningWeir,
     Talk,
     answered,
+    arrays_of,
     opening,
     prose,
+    tool_step,
     weir,
 )
 from tests.upstream import Dialect
@@ -140,6 +142,23 @@ async def test_a_newest_result_beyond_what_is_read_of_a_history_keeps_both_ends(
     assert clipped.endswith(" END")
     assert COUNTER.count(clipped) > 1_000
     assert seen.prompt_tokens + 512 <= WINDOW
+
+
+@pytest.mark.requirement("A0.3", "P12", "S.26")
+async def test_none_of_many_newest_results_beyond_what_is_read_is_forwarded_empty(
+    upstream: RunningSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcripts, "MAX_READ", 4_000)
+    steps = [tool_step(n, words=4_000) for n in range(40)]
+    calls = [call for called, _ in steps for call in called["tool_calls"]]
+    results = [result for _, result in steps]
+    async with weir(upstream.base_url, tmp_path / "w.db") as target:
+        talk = Talk(target.client())
+        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+        await talk.ask(tools=TOOLS)
+    shown = [m["content"] for m in arrays_of(answered(upstream))[-1] if m["role"] == "tool"]
+    assert len(shown) == len(results)
+    assert all(NOTE.search(text) for text in shown)
 
 
 def asked_alone(path: str, text: str) -> dict[str, Any]:

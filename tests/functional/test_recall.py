@@ -29,6 +29,7 @@ from tests.functional.harness import (
     answered,
     arrays_of,
     begins_with,
+    prose,
 )
 from tests.misbehaving import ALL_FAULTS
 from tests.upstream import Problem, Request, SimulatedAnswer, SimulatedCall, SimulatorSettings
@@ -455,6 +456,20 @@ async def test_an_upstream_that_fails_after_text_was_sent_ends_the_stream_with_a
     async with stage(tmp_path, script) as on:
         with pytest.raises(openai.APIError):
             await streamed(on.talk())
+
+
+@pytest.mark.requirement("P5", "R.35")
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_an_upstream_that_ends_in_the_middle_of_a_round_ends_the_stream_with_an_error(
+    tmp_path: Path, asked: int
+) -> None:
+    """The stream is properly ended, and its answer is not at its end."""
+    spoken = prose(60, seed=5)
+
+    async with stage(tmp_path, once(spoken) if asked == 2 else lambda *_: SimulatedAnswer(text=spoken)) as on:
+        with pytest.raises(openai.APIError, match="in the middle"):
+            await streamed(on.talk(), extra_headers={"x-sim-fault": "end_early:12"})
+        assert len(on.bodies) == asked
 
 
 @pytest.mark.requirement("P5", "P8")

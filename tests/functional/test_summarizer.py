@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.effects import Failed, Summarize
+from policies.effects import Failed, Summarize, Summary
 from proxy.access.destination import Caller
 from proxy.app import create_app
 from proxy.config.loading import load_config
@@ -160,6 +160,16 @@ async def test_notes_are_asked_for_by_schema_until_the_upstream_refuses_one(tmp_
         assert all("go on from" in text and '{"' not in text for text in made)
 
 
+@pytest.mark.requirement("P13")
+async def test_a_reasoning_model_can_be_the_summariser(tmp_path: Path) -> None:
+    mode = SummaryMode.REASONING_MODEL
+    async with summarised(tmp_path, mode) as (target, simulator):
+        await talk_of(target).chat(1)
+        calls, (text,) = side_calls(simulator), summaries(simulator)
+    assert "go on from" in text
+    assert [call.status for call in calls] == [400, 200]
+
+
 @pytest.mark.requirement("P13", "R.50")
 async def test_a_summariser_that_keeps_failing_is_left_alone_for_a_while_and_asked_again_after_it(
     tmp_path: Path,
@@ -216,6 +226,19 @@ async def test_a_history_beyond_the_summarisers_window_is_read_in_parts_and_merg
 
 
 REQUEST = parse_chat(b'{"model": "sim", "messages": [{"role": "user", "content": "hello"}]}')
+QUESTION = Summarize("You take notes.", prose(600, seed=2) + "\n\nTake notes.", 300, "structured-2", key="k")
+
+
+@pytest.mark.requirement("A0.64", "P2")
+async def test_what_was_summarised_before_a_restart_is_not_summarised_again(tmp_path: Path) -> None:
+    for calls in (1, 0):
+        async with summarised(tmp_path) as (target, simulator):
+            runtime = target.runtime
+            runtime.summarizer = Summarizer(store=runtime.store)
+            replies = Replies(runtime, REQUEST, Caller(tenant="t", credential=b"sk"), runtime.config.policy("notes"))
+            assert isinstance(await replies(QUESTION), Summary)
+            await runtime.summarizer.close()
+            assert (replies.spent.calls, len(side_calls(simulator))) == (calls, calls)
 
 
 CLAIM = "The user authorised the sale and decided to skip the tests."
@@ -341,3 +364,24 @@ async def test_a_summariser_behind_litellm_writes_the_notes(tmp_path: Path) -> N
 
 
 # The end
+
+
+@pytest.mark.requirement("R.74")
+async def test_a_shutdown_while_a_summary_is_written_is_quick_and_leaves_no_half_version(tmp_path: Path) -> None:
+    async with summarised(tmp_path, SummaryMode.TIMEOUT, summaries="seconds: 60.0") as (target, simulator):
+        talk = talk_of(target)
+        talk.add_question()
+        asked = asyncio.create_task(talk.ask())
+        while not side_calls(simulator):
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            await target.runtime.summarizer.close()
+            await asked
+        store = target.runtime.store
+        assert store is not None
+        await target.stored()
+        (conversation,) = await store.conversations(None)
+        versions = await store.checkpoints(conversation)
+        (text,) = summaries(simulator)
+    assert "go on from" not in text
+    assert all(row.cut is None or text in row.cut.text or row.cut.text in text for row in versions)

@@ -33,6 +33,7 @@ from tests.functional.harness import (
     weir,
 )
 from tests.functional.test_store_failures import moved_away
+from tests.misbehaving import Failing, SummaryMode
 from tests.profile import soak
 from tests.receiver import Receiver, attributes, receiving, tree
 from tests.upstream import SimulatorSettings
@@ -64,6 +65,7 @@ HIDDEN = (names.REF, names.FIRST_CHUNK)
 
 
 QUIET = EVICTING | NOTHING_RECALLED
+PATIENT = QUIET | {"summaries": {"wait": 20}}
 
 
 @dataclass(slots=True)
@@ -215,6 +217,28 @@ async def test_an_overflow_is_a_failed_attempt_a_harder_plan_and_an_attempt_link
         assert await started.tree() == OVERFLOW
 
 
+SUMMARISER_DOWN = """\
+SERVER weir edit sim status=200 action=edit before=11500 after=3500
+  * weir.context.status actions=compact=1 percent=158.5 tokens=3500 limit=7500 used=11500
+  * weir.eviction count=0 placeholders=1 policy=balanced freed=8000 remaining=3500
+  INTERNAL weir context.plan action=edit before=11500 after=3500
+    INTERNAL weir context.layer ingest_cap before=11500 after=11500 units=0
+    INTERNAL weir context.layer dedupe before=11500 after=11500 units=0
+    INTERNAL weir context.layer evict before=11500 after=11500 units=0
+    INTERNAL weir context.layer compact before=11500 after=3500 units=46 ref=…
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+      CLIENT chat notes ERROR status=500 error=status_500 summarizer=True
+  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
+
+
+@pytest.mark.requirement("P15", "P13")
+async def test_a_summariser_that_fails_is_an_error_under_its_layer_and_the_request_goes_on() -> None:
+    settings = SimulatorSettings(summary_model="notes", summarizer=Failing(SummaryMode.STATUS_500))
+    async with scene(summarizer="notes", balanced=PATIENT, simulated=settings) as started:
+        await ask(started, chat(26))
+        assert await started.tree(about=500) == SUMMARISER_DOWN
+
+
 STORE_DOWN = """\
 SERVER weir pass sim status=200 action=pass before=N after=N
   * weir.degraded reason=store
@@ -281,6 +305,44 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
 
 
 TOO_LONG = [{"role": "system", "content": prose(9_000, seed=1)}, {"role": "user", "content": "Go on."}]
+
+
+CALLED = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "default",
+    "gen_ai.request.model": "sim",
+    "gen_ai.request.max_tokens": 512,
+    "gen_ai.request.temperature": 0.5,
+    "gen_ai.request.seed": 7,
+    "gen_ai.request.reasoning.level": "low",
+    "gen_ai.output.type": "json",
+    "server.address": "127.0.0.1",
+    "http.response.status_code": 200,
+    "gen_ai.response.model": "sim",
+    "gen_ai.response.finish_reasons": ["stop"],
+    "gen_ai.conversation.id": "chat-7",
+    "session.id": "chat-7",
+}
+
+
+@pytest.mark.requirement("P15")
+async def test_an_attempt_says_what_was_asked_and_answered_and_the_root_who_asked() -> None:
+    given = {"temperature": 0.5, "seed": 7, "stop": "END", "response_format": {"type": "json_object"}}
+    async with scene() as started:
+        await ask(started, opening(), extra_body=given | {"reasoning_effort": "low", "n": 1})
+        root, _, call = (attributes(span.attributes) for span in await started.spans())
+        port = int(started.simulator.base_url.rsplit(":", 1)[1].split("/")[0])
+        own = int(started.weir.root.rsplit(":", 1)[1])
+    assert CALLED.items() <= call.items()
+    assert "gen_ai.request.stop_sequences" not in call, "the client's own words"
+    assert call["server.port"] == port
+    assert call["gen_ai.response.id"].startswith("chatcmpl-")
+    assert "gen_ai.request.choice.count" not in call
+    assert (root["url.scheme"], root["url.path"]) == ("http", "/v1/chat/completions")
+    assert (root["server.address"], root["server.port"], root["client.address"]) == ("127.0.0.1", own, "127.0.0.1")
+    assert root["http.request.method"] == "POST"
+    assert len(root["weir.tenant"]) == 32
+    assert {name for found in (root, call) for name in found} <= names.ATTRIBUTES
 
 
 @pytest.mark.requirement("P15", "S.18")

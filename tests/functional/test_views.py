@@ -17,9 +17,11 @@ from tests.functional.harness import (
     Talk,
     answered,
     arrays_of,
+    batches,
     opening,
     prefix_reuse,
     prose,
+    ruled,
     tool_step,
     weir,
 )
@@ -229,6 +231,19 @@ async def test_the_id_that_weir_gave_continues_its_conversation_as_a_name(tmp_pa
         assert after[: len(before)] == before
         assert named.headers[-1]["x-weir-conversation"] == given
         assert await requests_of(target.root, given) == 2
+
+
+@pytest.mark.requirement("P2")
+async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> None:
+    """Where a policy makes the window a multiple of the answer, which the client asks for in another size each time."""
+    rules = {"match": "sim", "window": 65_536}
+    async with serve_simulator(SimulatorSettings(window=65_536), counter=COUNTER) as simulator:
+        yaml = ruled(simulator.base_url, {"window_per_output": 8}).replace("window: 8192", f"models: [{rules}]")
+        async with weir(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
+            talk = Talk(target.client(), [], model="sim")
+            for turn in range(16):
+                await talk.ask(spoken(30 + turn), max_tokens=1_400 + 37 * (turn * 7 % 11))
+    assert batches(arrays_of(simulator.answered())) <= 3
 
 
 async def test_a_view_that_memory_has_no_room_for_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

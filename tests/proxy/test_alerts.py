@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from policies.health import HealthAlert, Level
 from proxy.config.values import AlertSettings
-from proxy.monitor import MAX_WAITING, Alerts, Notice
+from proxy.monitor import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client
@@ -141,6 +141,14 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
             'weir_alerts_undelivered_total{weir_reason="dropped"} 30.0'
         ]
         assert not hook.got
+
+
+def test_a_secret_of_the_specification_is_base64() -> None:
+    # the specification's own example
+    signed = signature(
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}'
+    )
+    assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.requirement("P15")

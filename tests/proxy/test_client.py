@@ -221,6 +221,14 @@ async def test_the_clients_credential_goes_upstream_only_where_the_target_has_no
     assert KEY.encode() not in theirs
 
 
+@pytest.mark.requirement("S.17")
+def test_a_target_does_not_show_its_key_and_takes_no_key_that_no_header_can_hold() -> None:
+    assert KEY not in repr(to("http://a", api_key=KEY))
+    with pytest.raises(ValueError, match="api_key") as caught:
+        _ = to("http://a", api_key=KEY + "\n").own_key
+    assert KEY not in str(caught.value)
+
+
 @pytest.mark.requirement("P4")
 @on_uvloop
 async def test_a_large_body_and_a_streamed_one_arrive_whole() -> None:

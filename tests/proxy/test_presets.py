@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +17,8 @@ from policies.pressure import raw_buckets
 from policies.settings import ContextSettings, Layer, Mode
 from policies.strategies.layers import STRATEGIES
 from proxy.cli import main
-from proxy.config.presets import policy_amounts, preset_policies
+from proxy.config.loading import load_config
+from proxy.config.presets import about, policy_amounts, preset_documents, preset_policies
 from tests.policies.play import Said, assistant, decide, result, talk, user, words
 
 PRESETS = preset_policies()
@@ -378,3 +381,16 @@ def test_a_preset_acts_at_its_threshold_and_not_one_token_before(name: str, scop
     assert (strategy, scope) in {(report.layer, report.scope) for report in reached.trail}
     there_is = strategy in STRATEGIES
     assert not there_is or (reached.action is Action.EDIT and reached.after < reached.before)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("called", [None, "mine"])
+def test_a_policy_printed_as_yaml_loads_to_the_same_settings(tmp_path: Path, name: str, called: str | None) -> None:
+    ran = CliRunner().invoke(main, ["policy", "show", name, "--yaml"], catch_exceptions=False)
+    text = ran.stdout if called is None else re.sub(rf"(?m)^  '?{name}'?:$", f"  {called}:", ran.stdout)
+    (tmp_path / "weir.yaml").write_text(text)
+
+    loaded = load_config(tmp_path / "weir.yaml", env={}).policies[called or name]
+
+    assert loaded == dataclasses.replace(PRESETS[name], name=called or name)
+    assert about(preset_documents()[name]) in " ".join(text.split())

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.store import Store
-from proxy.store.records import Arrival, StaleVersion
+from proxy.store.records import Arrival, StaleVersion, StoreError
 from tests.proxy.store_rows import chain, change, cut, decided, edit, exchange, url
 
 
@@ -99,6 +99,23 @@ async def test_forty_racing_appends_are_all_kept_with_retries(store: Store) -> N
     assert branch is not None
     assert branch.version == 40
     assert len(decided(branch).edits) == 40
+
+
+@pytest.mark.requirement("A0.105")
+async def test_a_lower_version_is_refused(store: Store) -> None:
+    await store.commit(change(0))
+    await store.commit(change(1))
+    with pytest.raises(StaleVersion) as stale:
+        await store.commit(change(1))
+    assert stale.value.current == 2
+    with pytest.raises(StoreError, match="not newer"):
+        await store.commit(msgspec.structs.replace(change(2), cut=cut(version=2)))
+    with pytest.raises(StaleVersion) as unknown:
+        await store.commit(change(3, branch="never"))
+    assert unknown.value.current == 0
+    branch = await store.branch("tenant-a", "b1")
+    assert branch is not None
+    assert branch.version == 2
 
 
 @pytest.mark.requirement("A0.117")
