@@ -73,6 +73,15 @@ async def test_of_two_concurrent_saves_one_wins_and_no_higher_version_is_lost(po
     await there.close()
 
 
+@pytest.mark.requirement("R.71")
+async def test_versions_stay_in_order_where_the_clock_went_back(store: Store) -> None:
+    for version, at in enumerate((5000.0, 1400.0, 1500.0)):
+        await store.commit(saved(version, at=at))
+    await store.commit(msgspec.structs.replace(saved(0, at=2000.0), branch="b2"))
+    rows = await store.checkpoints(await only(store))
+    assert [(r.branch, r.version) for r in rows] == [("b2", 1), ("b1", 1), ("b1", 2), ("b1", 3)]
+
+
 @pytest.mark.requirement("A0.112")
 async def test_old_checkpoints_go_but_never_that_of_the_newest_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
