@@ -1,7 +1,7 @@
 """What real clients do when a stream breaks: each ending before each client, and whether the client
 goes on by itself.
 
-``python -m benchmarks.broken_streams --clients DIR`` runs what is installed in DIR (docs/clients.md
+``python -m benchmarks.broken_streams --clients DIR`` runs what is installed in DIR (docs/broken-streams.md
 says how; nothing is downloaded here) against a server that says half an answer, ends it in one of
 several ways, and answers whole after that. ``--unsaid`` breaks before the first word, ``--call
 half`` in the middle of a tool call's arguments, ``--call whole`` behind them.

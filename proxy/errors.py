@@ -43,7 +43,7 @@ class ProxyError(Exception):
         """The last event of a stream that broke off, in the words and with the code after which
         clients ask again.
 
-        What each of them looks for stands in docs/clients.md.
+        What each of them looks for stands in docs/broken-streams.md.
         """
         message = f"Connection lost, premature close: {self.message}"
         weir = {**(self.weir or {}), "code": self.code}

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIES = "repository"
-LINK = re.compile(r"\]\(\.\./([^)#\s]+)")
+LINK = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)")
 OWN_LINK = re.compile(r"\]\((?!docs/|[a-z]+:|#)([^)#\s]+)")
 
 
@@ -24,7 +24,8 @@ def on_files(files: Files, config: Any) -> Files:
     """
     linked: set[str] = set()
     for file in files.documentation_pages():
-        linked.update(LINK.findall(Path(file.abs_src_path or "").read_text(encoding="utf-8")))
+        text = Path(file.abs_src_path or "").read_text(encoding="utf-8")
+        linked.update(name for up, name in LINK.findall(text) if _leaves(up, file.src_uri))
     for name in sorted(linked):
         if name.endswith(".md"):
             linked.update(OWN_LINK.findall((ROOT / name).read_text(encoding="utf-8")))
@@ -50,7 +51,20 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     del config, files
     if page.file.src_uri.startswith(COPIES):
         return markdown
-    return LINK.sub(lambda match: f"]({_copy_of(match[1])}", markdown)
+    here = page.file.src_uri
+
+    def led(match: re.Match[str]) -> str:
+        up, name = match.groups()
+        if not _leaves(up, here):
+            return match[0]
+        return f"]({'../' * here.count('/')}{_copy_of(name)}"
+
+    return LINK.sub(led, markdown)
+
+
+def _leaves(up: str, page: str) -> bool:
+    """Whether so many steps up from a page lead out of docs/."""
+    return up.count("/") > page.count("/")
 
 
 def _copy_of(name: str) -> str:

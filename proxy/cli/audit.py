@@ -33,7 +33,7 @@ async def verify(store: Store, config: Config) -> Findings:
     """Verify that no row of the audit log was changed, moved, or removed from between others.
 
     The first row that does not follow from the one before it is named, and the command fails. Keep
-    the number and hash of each chain's last row somewhere else: whoever can write to the database
+    the number and hash of each chain's last row somewhere else. Whoever can write to the database
     can cut a chain short or make it anew, and only a last row that was noted earlier shows that.
 
     \b

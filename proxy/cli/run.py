@@ -1,9 +1,11 @@
 """``weir run -- COMMAND``: a client with the environment that points it at Weir."""
 
 import contextlib
+import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +88,8 @@ def run(
       weir run -- claude
       weir run --config weir.yaml -- codex exec "fix the tests"
     """
+    if shutil.which(command[0]) is None and not Path(command[0]).exists():
+        return _not_started(command[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     config = loaded(path)
     root = weir_address(url, config)
     own = _own_environment(command[0], config)

@@ -4,12 +4,10 @@ was removed.
 
 import difflib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from policies.limits import BUCKETS, shape_for
@@ -32,10 +30,6 @@ MOST = 5
 NEWEST = 12
 SHOWN = 200
 READINGS = 100
-MAX_SAME = 600
-MAX_OTHER = 4_000
-"""Characters of a message that are shown without being asked for."""
-WORDS = re.compile(r"\s+|[^\s]+")
 TABS = ("requests", "removed", "checkpoints", "notes", "health", "audit")
 FIELDS = ("name", "model", "policy", "zone", "key", "closed")
 
@@ -74,6 +68,7 @@ async def overview(visit: PageVisit) -> View:
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
     alerts = await reports.health(visit.asked(rows=MOST))
+    ever = await store.usage(tenant, since=0.0)
     total = summed(rows)
     values: dict[str, Any] = {
         "period": period if period in PERIODS else "24h",
@@ -88,6 +83,8 @@ async def overview(visit: PageVisit) -> View:
         "fullest": full,
         "dearest": dear,
         "alerts": alerts,
+        "ever": reports.taken(ever),
+        "begun": min((row.first for row in ever), default=None),
         "newest": await store.passed(tenant, limit=NEWEST, since=since),
         "drawn": _fallbacks(rows, since=since, until=visit.now, step=step),
         "has_any": bool(await store.conversations(tenant, limit=1)),
@@ -344,49 +341,6 @@ def attachment(body: bytes, name: str, kind: str) -> Response:
     return Response(
         body, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'}
     )
-
-
-async def request(visit: PageVisit) -> View:
-    one = await talks.one(visit.asked())
-    both = await archive.both_sides(visit.asked())
-    values = {
-        "one": one,
-        "both": both,
-        "layers": both["exchange"]["layers"],
-        "runs": archive.runs(both),
-    }
-    return View("request.html", values)
-
-
-def cut(row: archive.SideRow, visit: PageVisit) -> str:
-    text = row.text if isinstance(row.text, str) else ""
-    most = MAX_SAME if row.status == "same" else MAX_OTHER
-    return text if visit.query.get("full") == str(row.place) else text[:most]
-
-
-def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
-    return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
-
-
-def marked(pair: archive.Pair, side: str) -> Markup:
-    before, after = (row.text if row is not None else None for row in (pair.client, pair.model))
-    if not isinstance(before, str) or not isinstance(after, str):
-        return Markup('<p class="soft">Not kept.</p>')
-    own, other = (before, after) if side == "client" else (after, before)
-    frame = Markup("<del>{}</del>") if side == "client" else Markup("<ins>{}</ins>")
-    parts = (WORDS.findall(text[:MAX_OTHER]) for text in (own, other))
-    pieces = list[Markup]()
-    mine, theirs = parts
-    for what, start, stop, _, _ in difflib.SequenceMatcher(
-        None, mine, theirs, autojunk=False
-    ).get_opcodes():
-        text = escape("".join(mine[start:stop]))
-        pieces.append(text if what == "equal" or not text else frame.format(text))
-    more = Markup(' <span class="soft">and {} more characters</span>').format(
-        f"{len(own) - MAX_OTHER:,}"
-    )
-    pieces += [more] if len(own) > MAX_OTHER else []
-    return Markup('<pre class="text" dir="auto">{}</pre>').format(Markup("").join(pieces))
 
 
 async def original(visit: PageVisit) -> View:

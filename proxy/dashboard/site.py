@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route, Router, request_response
 from starlette.staticfiles import StaticFiles
 
 from proxy.access.admission import refuse_foreign_pages
-from proxy.dashboard import pages, panels
+from proxy.dashboard import pages, panels, requests
 from proxy.dashboard.charts import spark_of
 from proxy.dashboard.visit import (
     FILTERS,
@@ -62,7 +62,8 @@ GUARDS = {
     "referrer-policy": "same-origin",
     **NOT_KEPT,
 }
-PUBLIC = frozenset({"login", "logout", "guest"})
+PUBLIC = frozenset({"login", "logout", "guest", "shared"})
+"""Pages, or the beginnings of their paths, that need no session."""
 Answer = View | Redirect | Response
 Handler = Callable[[PageVisit], Awaitable[Answer]]
 
@@ -83,7 +84,9 @@ PAGES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "conversations/{id}/close", pages.close),
     ("POST", "conversations/{id}/notes", pages.note),
     ("GET", "conversations/{id}/checkpoints/{version}", pages.checkpoint),
-    ("GET", "conversations/{id}/requests/{rid}", pages.request),
+    ("GET", "conversations/{id}/requests/{rid}", requests.request),
+    ("POST", "conversations/{id}/requests/{rid}", requests.share),
+    ("GET", "shared/{token}", requests.shared),
     ("GET", "originals/{ref}", pages.original),
     ("GET", "policies", panels.policies),
     ("GET", "policies/{name}", panels.policy),
@@ -194,7 +197,7 @@ class Pages:
             # No SameSite=Strict cookie comes where a link was followed from elsewhere: load it once
             # more, from here.
             return View("again.html", {}, headers=((b"refresh", b"0"),)), visit
-        if visit.session.who == "nobody" and visit.at not in PUBLIC:
+        if visit.session.who == "nobody" and visit.room not in PUBLIC:
             query = request.scope["query_string"].decode("latin-1")
             here = f"{PATH}/{visit.at}{'?' if query else ''}{query}"
             wanted = f"?{urlencode({'next': here})}" if visit.at else ""
@@ -281,7 +284,8 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.DictLoader(texts), autoescape=True, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {**FILTERS, "cut": pages.cut, "is_cut": pages.is_cut, "marked": pages.marked}
+    made.filters |= {**FILTERS, "cut": requests.cut, "is_cut": requests.is_cut}
+    made.filters |= {"marked": requests.marked, "still_shown": requests.still_shown}
     made.filters |= {"px": "{:.1f}".format, "thousands": pages.thousands}
     made.globals |= {
         "quoted": lambda text: quote(str(text), safe=""),

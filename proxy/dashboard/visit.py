@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -37,6 +37,9 @@ HOURS = 12
 LIFETIME = HOURS * 3600.0
 MAX_COOKIE_LEN = 1_024
 ENDED = "signed-out:"
+SHARED = "shared:"
+SHARED_DAYS = 7
+T = TypeVar("T")
 Who = Literal["nobody", "guest", "caller", "operator"]
 SIGNED_IN = frozenset({"caller", "operator"})
 
@@ -81,7 +84,7 @@ class Sessions(msgspec.Struct, frozen=True):
         if not body or len(given) > MAX_COOKIE_LEN:
             return None
         try:
-            session = msgspec.json.decode(urlsafe_b64decode(body + "=="), type=Session)
+            session = _decoded(body, Session)
         except (ValueError, RecursionError):
             return None
         is_ours = hmac.compare_digest(signature.encode(), self._sign(body, session.who).encode())
@@ -115,7 +118,7 @@ class Sessions(msgspec.Struct, frozen=True):
 
     def keep(self, session: Session, request: Request, response: Response) -> None:
         """Have whoever asked come with the session from now on."""
-        body = urlsafe_b64encode(msgspec.json.encode(session)).decode().rstrip("=")
+        body = _encoded(session)
         response.set_cookie(
             COOKIE,
             f"{body}.{self._sign(body, session.who)}",
@@ -147,6 +150,30 @@ class Sessions(msgspec.Struct, frozen=True):
         caller = identify({**scope, "headers": [header, *said]}, keyring, self.runtime.guesses)
         return Session.begun("caller", now=now, caller=caller)
 
+    def link_to(self, session: Session, conversation: str, request: str) -> str:
+        """A token that opens one request's page to whoever has it, and nothing else."""
+        until = self.runtime.planner.clock() + SHARED_DAYS * DAY
+        opened = msgspec.structs.replace(session, until=until)
+        body = _encoded([opened, conversation, request])
+        return f"{body}.{self._sign(SHARED + body, session.who)}"
+
+    def opened(self, token: str) -> tuple[Session, str, str] | None:
+        """Whose page a token opens: the session to read it with, the conversation and the request;
+        None where it has ended or is forged.
+        """
+        body, _, signature = token.partition(".")
+        try:
+            session, conversation, request = _decoded(body, tuple[Session, str, str])
+        except (ValueError, RecursionError):
+            return None
+        expected = self._sign(SHARED + body, session.who)
+        is_ours = hmac.compare_digest(signature.encode(), expected.encode())
+        if not is_ours or session.until < self.runtime.planner.clock():
+            return None
+        if self.caller(session) is None:
+            return None
+        return session, conversation, request
+
     def token(self, session: Session) -> str:
         return hmac.new(self._key, b"form" + session.nonce.encode(), sha256).hexdigest()
 
@@ -173,6 +200,15 @@ class Sessions(msgspec.Struct, frozen=True):
         token = self.runtime.config.admin_token if who == "operator" else None
         bound = b"" if token is None else sha256(token.get_secret_value().encode()).digest()
         return hmac.new(self._key, bound + body.encode("utf-8", "replace"), sha256).hexdigest()
+
+
+def _encoded(value: object) -> str:
+    return urlsafe_b64encode(msgspec.json.encode(value)).decode().rstrip("=")
+
+
+def _decoded(body: str, kind: type[T]) -> T:
+    """Raises ValueError for what is not of that kind."""
+    return msgspec.json.decode(urlsafe_b64decode(body + "=="), type=kind)
 
 
 def cookie_in(scope: MutableMapping[str, Any]) -> str:
@@ -277,6 +313,14 @@ class PageVisit:
             rows=rows,
             most=max(rows, MAX_ROWS),
             shutdown=self.request.state.shutdown,
+        )
+
+    @property
+    def origin(self) -> str:
+        """Scheme and host that the visitor's browser has used, or those of the configuration."""
+        return (
+            self.runtime.config.public_origin
+            or f"{self.request.url.scheme}://{self.request.url.netloc}"
         )
 
     def only_operator(self) -> None:

@@ -109,7 +109,9 @@ async def removed(asked: ManagementRequest) -> Json:
 
 
 async def search(asked: ManagementRequest) -> Json:
-    """Removed messages with all the words that are asked for, else with any of them, best first."""
+    """Removed messages with all the words that are asked for, else with any of them, best first;
+    with the first page also what is still in the window and is kept (the policy's ``inspect``).
+    """
     tenant = asked.own(READ)
     words = asked.query.get("q", "")
     name = asked.query.get("conversation")
@@ -120,6 +122,9 @@ async def search(asked: ManagementRequest) -> Json:
     limit = asked.limit()
     start = min(MAX_FOUND, asked.start())
     within = None if name is None else (await asked.conversation(name)).id
+    kept = []
+    if not start:
+        kept = await asked.store.search_kept(tenant, words, limit=MAX_FOUND, text_of=_said_by)
     found = await asked.store.search(
         tenant, words, limit=min(MAX_FOUND, start + limit + 1), conversation=within
     )
@@ -129,7 +134,17 @@ async def search(asked: ManagementRequest) -> Json:
             row, without=("body",), text=row.text[:MAX_FOUND_TEXT], blob=BLOBS + row.ref
         )
 
-    return page_from(found, start, limit, show)
+    taken_out = {row.ref for row in found}
+    in_window = [
+        {"conversation": row.name, "ref": row.ref, "text": row.text[:MAX_FOUND_TEXT]}
+        for row in kept
+        if row.ref not in taken_out and within in (None, row.conversation)
+    ]
+    return page_from(found, start, limit, show) | {"in_window": in_window[:limit]}
+
+
+def _said_by(raw: bytes) -> str:
+    return said_in(body_of(view_of_stored(raw)))
 
 
 async def pin(asked: ManagementRequest) -> Json:

@@ -10,7 +10,7 @@ other bundle.
 import json
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
@@ -39,6 +39,8 @@ OWN = "t"
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 FEW = 8
 """So many bundles may be small, and so many messages new at once."""
+SEARCHED = 200
+"""Conversations whose newest requests a search reads."""
 SMALL = 32 << 10
 BROKEN = (Damaged, ValueError, LookupError, TypeError, struct.error)
 INSPECTED = sa.select(inspected.c.conversation, inspected.c.body).where(
@@ -85,6 +87,15 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
 
 def ref_of(text: str) -> str:
     return OWN + blake2b(exact_bytes(text), digest_size=PIN_SIZE).hexdigest()
+
+
+class KeptMessage(NamedTuple):
+    """What a message of a request that is kept says, and which conversation it is of."""
+
+    conversation: str
+    name: str
+    ref: str
+    text: str
 
 
 class KeptArrays(NamedTuple):
@@ -410,6 +421,49 @@ def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> dict[str,
             found |= tx.aside(partial(unpack, body, dict[str, bytes]))
         except BROKEN:
             tx.damage("inspected", home[0], f"{home[1]} {number}")
+    return found
+
+
+def search_kept(
+    tx: Transaction, tenant: str, text: str, *, limit: int, text_of: Callable[[bytes], str]
+) -> list[KeptMessage]:
+    """Messages of a tenant's newest requests with all words of ``text``, those of the conversation
+    that was used last first.
+
+    It reads the bundles of the ``SEARCHED`` conversations that were used last, because their texts
+    have no index. ``text_of`` says what the JSON of a message says.
+    """
+    words = text.casefold().split()
+    found: list[KeptMessage] = []
+    if not words:
+        return found
+    newest = (
+        sa.select(conversations.c.id, conversations.c.name)
+        .where(owned(conversations, tenant))
+        .order_by(conversations.c.updated.desc())
+        .limit(SEARCHED)
+    )
+    for conversation, name in tx.execute(newest).all():
+        said = _read(tx, (tenant, conversation), BODIES)
+        for ref, shown in tx.aside(partial(_having, said, words, text_of)):
+            found.append(KeptMessage(conversation, name, ref, shown))
+            if len(found) == limit:
+                return found
+    return found
+
+
+def _having(
+    said: Mapping[str, bytes], words: Sequence[str], text_of: Callable[[bytes], str]
+) -> list[tuple[str, str]]:
+    """Messages whose text has all of ``words``, the newest first; none of what Weir wrote."""
+    found = []
+    for ref, body in reversed(list(said.items())):
+        if ref.startswith(OWN):
+            continue
+        text = text_of(body)
+        folded = text.casefold()
+        if all(word in folded for word in words):
+            found.append((ref, text))
     return found
 
 

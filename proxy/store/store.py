@@ -218,6 +218,7 @@ class Store:
 
     timeline = reading(exchanges.timeline)
     inspection = reading(inspections.inspection)
+    search_kept = reading(inspections.search_kept, "search")
     snapshots = reading(conversations_.snapshots)
     alerts = reading(conversations_.alerts_of)
     open_alerts = reading(conversations_.open_alerts)

@@ -1,12 +1,15 @@
 """What a policy may say is what the page about policies says."""
 
 import dataclasses
+import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from policies.health import HealthRules
@@ -23,11 +26,12 @@ from policies.settings import (
 )
 from proxy.cli import main
 from proxy.config.lint import LAYERS, SCORERS
+from proxy.config.loading import load_config
 from proxy.config.presets import preset_documents
 from proxy.custom import check_custom
 from proxy.errors import ProxyError
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
-from tools import keys
+from tools import commands, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -90,6 +94,10 @@ def test_the_page_of_keys_is_made_from_the_code() -> None:
     assert keys.PAGE.read_text(encoding="utf-8") == keys.page(), "python -m tools.keys"
 
 
+def test_the_reference_of_commands_is_made_from_the_code() -> None:
+    assert commands.PAGE.read_text(encoding="utf-8") == commands.page(), "python -m tools.commands"
+
+
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
@@ -100,6 +108,32 @@ def test_the_examples_of_policies_pass_the_strictest_lint(tmp_path: Path) -> Non
         (tmp_path / "weir.yaml").write_text(text)
         ran = CliRunner().invoke(main, ["policy", "lint", "--strict", str(tmp_path / "weir.yaml")])
         assert ran.exit_code == 0, ran.output
+
+
+LONGEST_SENTENCE = 35
+READ = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+READ += [path for path in sorted((ROOT / "docs").rglob("*.md")) if "development" not in path.parts]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_sentence_is_longer_than_one_can_read_aloud(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.) )", prose)
+    sentences = [each for one in paragraphs for each in re.split(r"(?<=[.?!])[*)]*\s+", " ".join(one.split()))]
+    assert [each for each in sentences if len(each.split()) > LONGEST_SENTENCE] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "clients").glob("*.md")), ids=lambda path: path.stem)
+def test_what_a_clients_page_configures_is_read_by_weir(page: Path, tmp_path: Path) -> None:
+    """An upstream's page has a configuration of Weir without a warning, a client's one that its program can parse."""
+    found = re.findall(r"^```(yaml|json|toml)( title=\S+)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for language, foreign, text in found:
+        if language == "yaml" and not foreign:
+            (tmp_path / "weir.yaml").write_text(text)
+            assert load_config(tmp_path / "weir.yaml", env={}).warnings == ()
+        else:
+            assert {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[language](text)
 
 
 def test_the_example_of_a_function_can_be_named_from_the_folder_weir_is_started_in(

@@ -105,7 +105,7 @@ async def test_a_person_finds_a_conversation_and_reads_both_sides_by_keyboard_al
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("heading", name="What the client sent, and what the model saw")).to_be_visible()
         await expect(page.locator(".s-added")).to_contain_text("Written by Weir")
-        removed = page.locator("details.fold").first
+        removed = page.locator("details.fold", has_text="removed").first
         await expect(removed.locator("pre").first).to_be_hidden()
         await removed.locator("summary").focus()
         await page.keyboard.press("Enter")

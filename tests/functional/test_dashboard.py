@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import openai
@@ -278,3 +279,59 @@ async def test_a_key_made_on_the_page_is_shown_once_and_works_with_the_real_sdk(
         await operator.send("/keys/made%20here/rotate", page="/keys")
         with pytest.raises(openai.AuthenticationError):
             await made.chat(1)
+
+
+@pytest.mark.requirement("P7", "A0.148")
+async def test_a_request_is_explained_in_sentences_and_shared_by_a_link_that_opens_it_alone(keyed: Api) -> None:
+    await compacted(keyed, key=Keys.mine)
+    rows = (await keyed.of("timeline", key=Keys.mine))["data"]
+    row = next(each for each in reversed(rows) if each["strategy"])
+    page = f"/conversations/{NAME}/requests/{row['id']}"
+    async with visitor(keyed, Keys.mine) as caller:
+        text = (await caller.get(page)).text
+        lead = re.sub(r"<[^>]*>|\s+", " ", text.partition('<p class="lead">')[2].partition("</p>")[0])
+        assert re.search(r"The window was \d+% full\.", lead), lead
+        assert re.search(r"\d+ earlier messages of [\d,]+ tokens became an extract of [\d,]+ tokens\.", lead), lead
+        assert "Nothing is lost: the originals are stored." in lead
+        untouched = (await caller.get(f"/conversations/{NAME}/requests/{rows[0]['id']}")).text
+        assert "The request was sent as the client wrote it." in untouched
+        made = await caller.send(page, page=page)
+        found = re.search(r"https?://[^<\s]+/weir/ui(/shared/[^<\s]+)", made.text)
+        assert found, made.text[:2_000]
+        overview = (await caller.get()).text
+        assert re.search(r"Since 20\d\d-\d\d-\d\d, Weir has saved", overview)
+    link = found[1]
+    async with visitor(keyed) as stranger:
+        assert (await stranger.get(page)).url.path.endswith("/login")
+        shown = await stranger.get(link)
+        assert shown.status_code == 200
+        assert "became an extract of" in shown.text
+        assert "/originals/" not in shown.text
+        assert "Share</button>" not in shown.text
+        for forged in (link[:-1], link.replace("/shared/", "/shared/x"), "/shared/x.y"):
+            assert (await stranger.get(forged)).status_code == 404
+        assert (await stranger.get(f"/conversations/{NAME}")).url.path.endswith("/login")
+    async with visitor(keyed, ADMIN) as operator:
+        assert (await operator.send(page, page=page)).status_code == 403
+        assert "became an extract of" in (await operator.get(link)).text
+        kept = (await keyed.ask("GET", "keys", key=ADMIN)).json()["data"]
+        key = next(each for each in kept if each["name"] == "mine")
+        assert (await keyed.ask("DELETE", f"keys/{key['name']}", key=ADMIN)).status_code == 200
+        assert (await operator.get(link)).status_code == 404, "with the key the link ends"
+
+
+@ALONE
+@pytest.mark.requirement("P7")
+async def test_search_finds_what_was_removed_and_what_is_still_in_the_window(api: Api) -> None:
+    talk = await compacted(api)
+    newest = next(message for message in reversed(talk.messages) if message["role"] == "user")
+    words = " ".join(newest["content"].split()[:6])
+    found = (await api.ask("GET", f"search?{urlencode({'q': words})}")).json()
+    assert [each["conversation"] for each in found["in_window"]][:1] == [NAME]
+    assert any(words in each["text"] for each in found["in_window"])
+    async with visitor(api, "sk-test") as caller:
+        page = (await caller.get(f"/search?{urlencode({'q': words})}")).text
+        assert "Still in the window" in page
+        assert words in page
+        nothing = (await caller.get("/search?q=zzzxqv")).text
+        assert "Nothing was found" in nothing

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 PAGES = (
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "clients").glob("*.md")),
 )  # fmt: skip
 NOT_RUN = {
     "export ": "sets a variable; the test's environment has it",
@@ -42,6 +42,7 @@ NOT_RUN = {
     "cd .. && python -m benchmarks.broken_streams": "drives those clients; needs what was downloaded",
     "claude mcp add ": "needs Claude Code; tests/real/test_mcp.py runs it with what weir run gives it",
     "codex mcp add ": "needs Codex; as above",
+    "cline auth ": "needs Cline; benchmarks/broken_streams.py runs it so",
     "OTEL_EXPORTER_OTLP_ENDPOINT=": "needs a collector; test_traces.py starts one",
 }
 """Commands that are not run, by how they begin, and why."""
@@ -95,6 +96,10 @@ def test_every_link_leads_to_a_page_and_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert [name for name in pages if f"({name})" not in index] == []
+    clients = (ROOT / "docs" / "clients.md").read_text()
+    assert [
+        path.name for path in (ROOT / "docs" / "clients").glob("*.md") if f"(clients/{path.name})" not in clients
+    ] == []
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 

@@ -1,10 +1,11 @@
-"""A rollout behind a real nginx: both replicas are restarted under load, and no request and no stream is lost."""
+"""Two replicas behind a real nginx: a rollout under load loses nothing, pages open, and events arrive as they are sent."""
 
 import asyncio
 import contextlib
 import os
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,7 +50,7 @@ def nginx() -> str:
 
 
 @asynccontextmanager
-async def balanced(replicas: list[WeirProcess], folder: Path) -> AsyncIterator[int]:
+async def balanced(replicas: list[WeirProcess], folder: Path, *, ready: str = "/v1/models") -> AsyncIterator[int]:
     """The port of an nginx in front of the replicas, configured as deploy/compose has it."""
     port = free_port()
     site = SITE.replace("listen 8400", f"listen 127.0.0.1:{port}")
@@ -59,7 +60,7 @@ async def balanced(replicas: list[WeirProcess], folder: Path) -> AsyncIterator[i
     path.write_text(MAIN.format(folder=folder, site=site))
     process = await asyncio.create_subprocess_exec(nginx(), "-e", str(folder / "error.log"), "-c", str(path))
     try:
-        await until_ready(port, "/v1/models")
+        await until_ready(port, ready)
         yield port
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -132,3 +133,47 @@ async def test_a_restart_of_each_replica_loses_no_request_and_no_stream(postgres
         assert load.wrong == []
         assert sum(load.seen.values()) >= REQUESTS
         assert load.seen["stream"] > REQUESTS // 5
+
+
+async def test_sign_in_works_behind_nginx_and_events_arrive_as_they_are_sent(postgres_url: str, tmp_path: Path) -> None:
+    """Each page may come from another replica, and the site is what a plain nginx makes of it."""
+    settings = SimulatorSettings(window=8192, chunk_delay=0.2)
+    async with serve_simulator(settings, counter=COUNTER) as simulator:
+        arguments = ["--upstream", simulator.base_url, "--window", "8192", "--store", postgres_url]
+        own = {"WEIR_ADMIN_TOKEN": "admin-token-0001", "WEIR_KEYS": "team=sk-team-0001"}
+        async with contextlib.AsyncExitStack() as stack:
+            replicas = [await stack.enter_async_context(WeirProcess(arguments, free_port(), own)) for _ in "ab"]
+            port = await stack.enter_async_context(balanced(replicas, tmp_path, ready="/weir/ui/login"))
+            site = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", follow_redirects=True, timeout=20)
+            http = await stack.enter_async_context(site)
+            page = await http.get("/weir/ui")
+            token = page.text.partition('name="token" value="')[2].partition('"')[0]
+            form = {"token": token, "key": "sk-team-0001"}
+            signed = await http.post("/weir/ui/login", data=form, headers={"origin": f"http://127.0.0.1:{port}"})
+            assert signed.status_code == 200
+            for _ in range(4):  # nginx goes from one replica to the other
+                assert "Overview" in (await http.get("/weir/ui")).text
+            live = asyncio.create_task(first_event(http))
+            await asyncio.sleep(0.5)
+            client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sk-team-0001", max_retries=0)
+            said: list[Any] = [{"role": "user", "content": "Count to twelve in words, slowly."}]
+            arrived = []
+            async for _ in await client.chat.completions.create(model="sim", messages=said, stream=True):
+                arrived.append(time.monotonic())
+            await client.close()
+            assert len(arrived) > 3
+            gaps = [later - earlier for earlier, later in zip(arrived, arrived[1:], strict=False)]
+            assert sum(gap > 0.1 for gap in gaps) >= len(gaps) // 2, gaps
+            assert "event: request" in await asyncio.wait_for(live, 10)
+
+
+async def first_event(http: httpx.AsyncClient) -> str:
+    """The beginning of the dashboard's stream, as far as the first request in it."""
+    text = ""
+    async with http.stream("GET", "/weir/ui/live", timeout=15) as answer:
+        assert answer.status_code == 200
+        async for piece in answer.aiter_text():
+            text += piece
+            if "event: request" in text:
+                break
+    return text

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from proxy.cli import main
 from tests.functional.harness import COUNTER, ROOT, RunningWeir, free_port, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -108,3 +110,36 @@ async def test_a_weir_is_started_for_the_time_of_a_command_that_is_the_real_sdk(
         assert len(simulator.answered()) == 1
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_what_goes_wrong_is_said_with_what_to_do(running: RunningWeir, tmp_path: Path) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    code, err = await here("--url", nobody, "--", "true")
+    assert code == 1
+    assert f"no Weir answers at {nobody}: start one with weir serve, or add --serve" in err
+
+    (tmp_path / "weir.yaml").write_text(f"listen: {{port: {free_port()}}}")
+    code, err = await here("--config", str(tmp_path / "weir.yaml"), "--no-serve", "--", "true")
+    assert code == 1
+    assert "no Weir answers at" in err
+
+    code, err = await here("--url", nobody, "--", "no-such-program")
+    assert (code, err) == (127, "weir: no-such-program cannot be started: No such file or directory\n")
+    code, err = await here("--url", running.root, "--", "no-such-program")
+    assert (code, err.splitlines()[-1]) == (127, "weir: no-such-program cannot be started: No such file or directory")
+
+    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
+        code, err = await here("--url", simulator.base_url, "--", "true")
+    assert code == 1
+    assert "is not Weir; name Weir's address with --url" in err
+
+    (tmp_path / "bad.yaml").write_text("prot: 1")
+    code, err = await here("--config", str(tmp_path / "bad.yaml"), "--", "true")
+    assert code == 1
+    assert "bad.yaml:1: prot" in err
+
+
+async def here(*arguments: str) -> tuple[int, str]:
+    """The same in this process, where no command comes to be started."""
+    done = await asyncio.to_thread(CliRunner().invoke, main, ["run", *arguments], env=environment())
+    return done.exit_code, done.stderr

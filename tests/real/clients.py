@@ -1,4 +1,4 @@
-"""Real clients: how each is installed, what docs/clients.md has its users set, and what it is run with."""
+"""Real clients: how each is installed, what docs/clients/ has its users set, and what it is run with."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.real.environments import HERE, environment, packages
 from tests.real.scripted import Script
 
 DRIVERS = HERE / "drivers"
-DOCS = ROOT / "docs" / "clients.md"
+DOCS = ROOT / "docs" / "clients"
 ADDRESS = "http://127.0.0.1:8400"
 NOWHERE = "http://127.0.0.1:9"
 """What stands in for the way to the internet: nothing listens there."""
@@ -29,7 +29,7 @@ QUICK_START = re.compile(r"<!-- quick start: ([\w -]+) -->\n```(\w+)\n(.*?)```",
 class Client:
     """A program on an endpoint, run in one way.
 
-    ``start`` is the quick start in docs/clients.md. ``python`` or ``npm`` names what is installed. A library is run by
+    ``start`` is the quick start in docs/clients/. ``python`` or ``npm`` names what is installed. A library is run by
     a ``driver``; a ``program`` of npm's is run with ``ask`` before a prompt, with ``again`` to go on.
     """
 
@@ -54,9 +54,9 @@ class Client:
 
 
 def quick_start(name: str) -> tuple[Mapping[str, str], str]:
-    """What docs/clients.md has a user of this client export, and put into its configuration."""
+    """What docs/clients/ has a user of this client export, and put into its configuration."""
     exported, config = {}, ""
-    for each, kind, text in QUICK_START.findall(DOCS.read_text()):
+    for each, kind, text in QUICK_START.findall("".join(page.read_text() for page in sorted(DOCS.glob("*.md")))):
         if each != name:
             continue
         if kind == "sh":
