@@ -1,4 +1,4 @@
-"""What a key's requests took: it outlives their conversations, and no answer is free of charge for saying nothing."""
+"""What a key's requests took outlives their conversations."""
 
 import sqlite3
 from collections.abc import AsyncIterator

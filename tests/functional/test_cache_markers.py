@@ -10,13 +10,7 @@ import pytest
 
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import (
-    COUNTER,
-    TOOLS,
-    Talk,
-    answered,
-    weir,
-)
+from tests.functional.harness import COUNTER, TOOLS, Talk, answered, weir
 from tests.upstream import RecordedRequest
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings

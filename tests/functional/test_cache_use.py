@@ -13,17 +13,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from tests.functional.harness import (
-    COUNTER,
-    SHARED,
-    TOOLS,
-    Deployment,
-    InTurns,
-    RunningWeir,
-    Talk,
-    answered,
-    weir,
-)
+from tests.functional.harness import COUNTER, SHARED, TOOLS, Deployment, InTurns, RunningWeir, Talk, answered, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 

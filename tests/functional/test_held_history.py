@@ -14,16 +14,7 @@ import openai
 import pytest
 
 from proxy.wire.responses import RESPONSES
-from tests.functional.harness import (
-    COUNTER,
-    SHARED,
-    Deployment,
-    RunningWeir,
-    WeirProcess,
-    free_port,
-    prose,
-    weir,
-)
+from tests.functional.harness import COUNTER, SHARED, Deployment, RunningWeir, WeirProcess, free_port, prose, weir
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 

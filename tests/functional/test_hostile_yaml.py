@@ -1,4 +1,4 @@
-"""YAML and JSON that is made to crash or to hold up whoever reads it: set over HTTP, reloaded, or linted."""
+"""YAML and JSON that is made to crash or to hold up whoever reads it: set over HTTP, or reloaded."""
 
 import asyncio
 import signal

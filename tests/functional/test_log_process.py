@@ -1,4 +1,4 @@
-"""The log of a real process: what it never says, and that nobody waits for it."""
+"""Nobody waits for the log of a real process."""
 
 import asyncio
 import contextlib

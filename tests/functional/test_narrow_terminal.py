@@ -1,4 +1,4 @@
-"""Tables on a terminal of 80 columns: no line is longer, no word is broken, and keys go by their names."""
+"""Tables on a terminal of 80 columns: a row stays on one line, and a conversation goes by its name."""
 
 import asyncio
 import contextlib

@@ -7,17 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    TOOLS,
-    Deployment,
-    Talk,
-    answered,
-    arrays_of,
-    batches,
-    opening,
-    weir,
-)
+from tests.functional.harness import COUNTER, TOOLS, Deployment, Talk, answered, arrays_of, batches, opening, weir
 from tests.misbehaving import ALL_FAULTS
 from tests.profile import each_once
 from tests.upstream import Dialect, SimulatorSettings

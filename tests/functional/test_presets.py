@@ -5,15 +5,7 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    RunningWeir,
-    Talk,
-    answered,
-    arrays_of,
-    prose,
-    weir,
-)
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, prose, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 

@@ -223,9 +223,6 @@ async def test_a_clients_own_key_is_shown_to_the_first_upstream_alone_when_model
     assert not two.asked
 
 
-# -- credentials -------------------------------------------------------------------------------------------------------
-
-
 # -- other protocols ---------------------------------------------------------------------------------------------------
 
 

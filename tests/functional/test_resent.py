@@ -14,17 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import (
-    ALONE,
-    COUNTER,
-    EVICTING,
-    Deployment,
-    InTurns,
-    Talk,
-    answered,
-    opening,
-    ruled,
-)
+from tests.functional.harness import ALONE, COUNTER, EVICTING, Deployment, InTurns, Talk, answered, opening, ruled
 from tests.functional.test_store_failures import until
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings

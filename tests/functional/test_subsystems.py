@@ -12,17 +12,7 @@ import pytest
 
 from proxy.store.packing import Packed, unpack, unpack_message, unpack_text
 from proxy.wire.counting import count_message, count_tools
-from tests.functional.harness import (
-    COUNTER,
-    EVICTING,
-    TOOLS,
-    RunningWeir,
-    Talk,
-    answered,
-    arrays_of,
-    prose,
-    weir,
-)
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, arrays_of, prose, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 

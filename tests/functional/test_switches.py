@@ -11,17 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    TOOLS,
-    Deployment,
-    InTurns,
-    Talk,
-    answered,
-    begins_with,
-    opening,
-    prose,
-)
+from tests.functional.harness import COUNTER, TOOLS, Deployment, InTurns, Talk, answered, begins_with, opening, prose
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 

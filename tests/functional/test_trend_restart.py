@@ -1,4 +1,4 @@
-"""How a conversation grows is known to the next request: after a restart, on a retry, in a fork."""
+"""How a conversation grows is known to the next request, also after a restart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which key burns what: over HTTP and on the command line, from the same rows, to the token."""
+"""Which key burns what, by model, policy, day and conversation."""
 
 import re
 from collections.abc import AsyncIterator

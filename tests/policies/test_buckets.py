@@ -6,13 +6,7 @@ import pytest
 
 from policies.draft import untouched
 from policies.ledger import Action, Decision, Event
-from policies.limits import (
-    BUCKETS,
-    BucketExceeded,
-    divide,
-    is_over,
-    is_soft,
-)
+from policies.limits import BUCKETS, BucketExceeded, divide, is_over, is_soft
 from policies.pressure import raw_buckets
 from policies.settings import Bucket, ContextSettings, Layer
 from tests.policies.play import assistant, decide, step, system, talk, user, words

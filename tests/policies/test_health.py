@@ -5,14 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.health import (
-    LATE,
-    Checkup,
-    Health,
-    HealthRules,
-    Sample,
-    check,
-)
+from policies.health import LATE, Checkup, Health, HealthRules, Sample, check
 
 RULES_OF = HealthRules()
 

@@ -8,15 +8,7 @@ import pytest
 
 import policies
 from policies.ledger import Action
-from tests.policies.play import (
-    decide,
-    step,
-    system,
-    talk,
-    user,
-    window,
-    words,
-)
+from tests.policies.play import decide, step, system, talk, user, window, words
 
 # -- when ------------------------------------------------------------------------------------------------------------
 
@@ -28,9 +20,6 @@ def test_tool_definitions_and_system_prompt_count_towards_the_trigger() -> None:
     assert decide(talk(*said), budget=budget).action is Action.PASS
     assert decide(talk(*said, tools=2_500), budget=budget).action is Action.EDIT
     assert decide(talk(system(words(2_500)), *said[1:]), budget=budget).action is Action.EDIT
-
-
-# -- what ------------------------------------------------------------------------------------------------------------
 
 
 # -- what is handed back ---------------------------------------------------------------------------------------------

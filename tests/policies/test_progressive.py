@@ -7,13 +7,7 @@ from itertools import product
 
 import pytest
 
-from policies.draft import (
-    Bounds,
-    ConversationState,
-    bounds_for,
-    replay,
-    untouched,
-)
+from policies.draft import Bounds, ConversationState, bounds_for, replay, untouched
 from policies.effects import Summarize, Summary
 from policies.messages import ToolCall, Transcript
 from policies.settings import ContextSettings, Layer, Param

@@ -1,4 +1,4 @@
-"""Which results the model used, by the identifiers that come back in what it says and does later."""
+"""Which results the model used is found in time linear in the text."""
 
 import json
 
@@ -19,11 +19,6 @@ def call(text: str, tool: str = "read_file", **arguments: object) -> tuple[Said,
 
 
 TASK = user("Make the tests pass.")
-
-# -- what counts -----------------------------------------------------------------------------------------------------
-
-
-# -- what holds always -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

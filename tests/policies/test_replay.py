@@ -3,12 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.draft import (
-    ConversationState,
-    Draft,
-    bounds_for,
-    replay,
-)
+from policies.draft import ConversationState, Draft, bounds_for, replay
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript, protect
 from policies.settings import ContextSettings

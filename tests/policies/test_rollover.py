@@ -1,4 +1,4 @@
-"""A new window from the checkpoint, another conversation's checkpoint in front, and what is prepared after an answer."""
+"""A new window begins with the checkpoint and the open step."""
 
 from dataclasses import replace
 
@@ -8,16 +8,7 @@ from policies.draft import ConversationState
 from policies.ledger import Decision
 from policies.memory.checkpoint import Checkpoint
 from policies.settings import ContextSettings, Layer
-from tests.policies.play import (
-    Said,
-    decide,
-    step,
-    system,
-    talk,
-    user,
-    window,
-    words,
-)
+from tests.policies.play import Said, decide, step, system, talk, user, window, words
 
 TASK = "Migrate the billing service to the new queue. Never delete customer data."
 

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 
 from policies.ledger import TokenSource, Trend
 from policies.limits import Limits, TokenBudget, limits_for, tokens_at
-from policies.pressure import (
-    PressureReading,
-    advance,
-    read_on,
-    read_pressure,
-    should_preempt,
-    velocity_class,
-    zone_of,
-)
+from policies.pressure import PressureReading, advance, read_on, read_pressure, should_preempt, velocity_class, zone_of
 from policies.settings import ContextSettings, Zones
 from tests.profile import tried
 

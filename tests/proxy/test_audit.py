@@ -1,4 +1,4 @@
-"""The audit's chain: what is written, that nothing in it can be changed unseen, and what retention leaves of it."""
+"""The audit's chain: nothing in it can be changed unseen, and writers that are killed leave it whole."""
 
 import asyncio
 import json

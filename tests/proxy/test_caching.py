@@ -1,4 +1,4 @@
-"""What the provider's cache made of a request: golden numbers, boundaries, and whose doing a new prefix is."""
+"""Cached tokens are read in every spelling."""
 
 import json
 from typing import Any

@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.counting import (
-    TextCounter,
-    Tokenizer,
-    count_message,
-    count_tools,
-    message_texts,
-)
+from proxy.wire.counting import TextCounter, Tokenizer, count_message, count_tools, message_texts
 
 MODEL = "gpt-4o"
 TRACK = {

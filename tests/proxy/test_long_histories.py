@@ -1,4 +1,4 @@
-"""Histories that are longer than any window: what of them is counted, what is read, and who waits meanwhile."""
+"""Of histories that are longer than any window one is read at a time."""
 
 from typing import Any
 

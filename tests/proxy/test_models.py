@@ -2,12 +2,7 @@ import pytest
 
 from policies.settings import ContextSettings
 from proxy.config.values import ModelRule
-from proxy.models.facts import (
-    ModelFacts,
-    ModelRegistry,
-    parse_show,
-    parse_upstream_models,
-)
+from proxy.models.facts import ModelFacts, ModelRegistry, parse_show, parse_upstream_models
 from proxy.models.limits import LearnedLimits, limited
 
 ANY = ContextSettings()

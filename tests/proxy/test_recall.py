@@ -1,4 +1,4 @@
-"""Recall in its parts: what of a stream is shown, how texts rank, what is brought back unasked."""
+"""What of a stream is shown to a client while the model recalls."""
 
 import json
 from collections.abc import Mapping, Sequence

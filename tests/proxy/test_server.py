@@ -452,6 +452,3 @@ async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_after_the
         await until(lambda: bool(app.left))
         assert app.left[0] - began > 0.3
         sock.close()
-
-
-# Stopping

@@ -11,15 +11,7 @@ import pytest
 from policies.ledger import Prepared
 from proxy.store import Store, checkpoints
 from proxy.store.records import ConversationRow, StaleVersion
-from tests.proxy.store_rows import (
-    change,
-    decided,
-    exchange,
-    note,
-    saved,
-    summary,
-    url,
-)
+from tests.proxy.store_rows import change, decided, exchange, note, saved, summary, url
 
 
 @pytest.fixture

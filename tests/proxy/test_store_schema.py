@@ -12,11 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from policies.ledger import Prepared
-from proxy.store import (
-    Store,
-    migrations,
-    schema,
-)
+from proxy.store import Store, migrations, schema
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import change, eviction, exchange, note, summary, url

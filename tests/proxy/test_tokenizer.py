@@ -4,12 +4,7 @@ from pathlib import Path
 import pytest
 
 from policies.tokens import CHARS2_5
-from proxy.wire.counting import (
-    Tokenizer,
-    Vocabulary,
-    encoding_name,
-    installed_estimators,
-)
+from proxy.wire.counting import Tokenizer, Vocabulary, encoding_name, installed_estimators
 
 
 @pytest.fixture(scope="module")
