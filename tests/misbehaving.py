@@ -47,12 +47,6 @@ def _truncated_json(sent: Transmission, _: InjectedFault, __: Scene) -> Transmis
     return replace(sent, chunks=(half,), length=None if sent.streamed else len(half))
 
 
-def _redirect(_: Transmission, fault: InjectedFault, __: Scene) -> Transmission:
-    target = fault.argument or "//redirected.invalid/v1/chat/completions"
-    target = target if "://" in target or target.startswith("/") else f"//{target}"
-    return Transmission(status=307, headers={"location": target if "://" in target else f"http:{target}"}, length=0)
-
-
 def _split_bytes(sent: Transmission, _: InjectedFault, __: Scene) -> Transmission:
     whole = b"".join(sent.chunks)
     return replace(sent, chunks=tuple(whole[i : i + 1] for i in range(len(whole))))
@@ -107,7 +101,6 @@ ALL_FAULTS: Mapping[str, FaultRule] = {
     "error_in_stream_after_content": FaultRule(_error_after_content),
     "empty_200": FaultRule(_empty_200, wins=True),
     "truncated_json": FaultRule(_truncated_json),
-    "redirect": FaultRule(_redirect, wins=True),
     "split_bytes": FaultRule(_split_bytes),
     "framing": FaultRule(_framing),
     "separators": FaultRule(_separators),

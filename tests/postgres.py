@@ -4,7 +4,6 @@ The system's own cluster, if the package made one, is left alone. A PgBouncer st
 one. In CI both must be there; elsewhere the tests that need them are skipped without.
 """
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -117,11 +116,6 @@ class Postgres:
         finally:
             for pid in pids:
                 _signal(pid, signal.SIGCONT)
-
-    async def restart(self) -> None:
-        """End the server as a machine that fails would, and start it again on the same port."""
-        self.stop(signal.SIGQUIT)
-        await asyncio.to_thread(self.start)
 
     def start(self) -> None:
         """Begin, and return once it takes connections."""

@@ -261,21 +261,6 @@ ALONE, SHARED = _deployments(1), _deployments(2)
 """The same, of which an ordinary run takes one: two in turns where what is shown has to come from the database."""
 
 
-class Slow:
-    """A call of a database that has done its work when it is ``reached``, and says so when it ``goes_on``."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.reached = asyncio.Event()
-        self.goes_on = asyncio.Event()
-
-    async def __call__(self, *args: Any, **named: Any) -> Any:
-        found = await self.call(*args, **named)
-        self.reached.set()
-        await self.goes_on.wait()
-        return found
-
-
 @dataclass(slots=True)
 class WeirProcess:
     """A Weir in a process of its own, for restarts and ``kill -9``; ``within`` is a command that starts it."""

@@ -7,22 +7,17 @@ time; a Prometheus scrapes a Weir with the same rules and shorter times.
 import asyncio
 import json
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import openai
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.functional.harness import ROOT, RunningWeir, free_port, opening
-from tests.functional.test_traces import NAMED, TOO_LONG, TRACE, ask, scene
+from tests.functional.harness import ROOT, RunningWeir, opening
+from tests.functional.test_traces import NAMED, TOO_LONG, ask, scene
 
 pytestmark = pytest.mark.slow
 
@@ -134,57 +129,3 @@ async def test_each_rule_fires_on_its_first_event_and_on_nothing_before(name: st
         timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@asynccontextmanager
-async def prometheus(folder: Path, target: RunningWeir, rules: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A Prometheus that scrapes a Weir five times a second; a client of its API."""
-    (folder / "rules.yml").write_text(rules)
-    settings: Mapping[str, Any] = {
-        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
-        "rule_files": ["rules.yml"],
-        "scrape_configs": [
-            {"job_name": "weir", "static_configs": [{"targets": [target.root.removeprefix("http://")]}]},
-        ],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(settings)))
-    port = free_port()
-    options = [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
-    process = await asyncio.create_subprocess_exec(
-        *(tool("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data", *options),
-        cwd=folder,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False) as client:
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def told(client: httpx.AsyncClient, path: str, wanted: str, **query: str) -> bool:
-    """Whether the API's answer has a text, within half a minute."""
-    for _ in range(150):
-        try:
-            if wanted in (await client.get(path, params=query)).text:
-                return True
-        except httpx.TransportError:
-            pass
-        await asyncio.sleep(0.2)
-    return False
-
-
-@pytest.mark.requirement("P15", "A0.139")
-async def test_a_prometheus_that_scrapes_a_weir_tells_of_the_first_refusal_and_shows_its_trace(tmp_path: Path) -> None:
-    shorter = re.sub(r"\[\d+[mh]\]", "[10s]", re.sub(r"for: \d+m", "for: 0s", RULES))
-    async with scene() as started, prometheus(tmp_path, started.weir, shorter) as client:
-        assert await told(client, "/query", '"1"]', query='up{job="weir"}')
-        assert await told(client, "/query", "context_length_exceeded", query="weir_requests_total")
-        assert '"alertname"' not in (await client.get("/alerts")).text
-        with pytest.raises(openai.BadRequestError):
-            await ask(started, TOO_LONG, headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"} | NAMED)
-        assert await told(client, "/alerts", '"alertname":"WeirRefusesRequests"')
-        exemplars = {"query": "weir_overhead_seconds_bucket", "start": "0", "end": "4102444800"}
-        assert await told(client, "/query_exemplars", TRACE, **exemplars)

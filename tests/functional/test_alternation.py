@@ -8,11 +8,37 @@ import httpx
 import pytest
 
 from tests.functional.harness import COUNTER, prose, weir
-from tests.functional.test_tight_windows import chat_step, messages_step, responses_step, root_of
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import Dialect, SimulatorSettings
 
 Body = dict[str, Any]
+
+
+def chat_step(number: int, text: str) -> list[Body]:
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "read", "arguments": f'{{"n": {number}}}'}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": text},
+    ]
+
+
+def responses_step(number: int, text: str) -> list[Body]:
+    named = {"call_id": f"call_{number}"}
+    return [
+        {"type": "function_call", **named, "name": "exec_command", "arguments": f'{{"cmd": "cat {number}"}}'},
+        {"type": "function_call_output", **named, "output": text},
+    ]
+
+
+def messages_step(number: int, text: str) -> list[Body]:
+    named = f"toolu_{number}"
+    call = {"type": "tool_use", "id": named, "name": "Read", "input": {"n": number}}
+    return [
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": named, "content": text}]},
+    ]
+
+
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 STEPS = {"chat": chat_step, "responses": responses_step, "messages": messages_step}
 TASK = "Migrate the project from axios to fetch."
@@ -37,7 +63,7 @@ async def forwarded(endpoint: str, said: list[Body]) -> list[Body]:
     settings = SimulatorSettings(window=8_192, dialect=Dialect.VLLM)
     async with (
         serve_simulator(settings, counter=COUNTER) as upstream,
-        weir(root_of(upstream) + "/v1", window=8_192) as target,
+        weir(upstream.base_url, window=8_192) as target,
         httpx.AsyncClient(base_url=target.root, headers=HEADERS, timeout=60) as client,
     ):
         answer = await client.post(PATHS[endpoint], json={"model": "sim", array: said, limit: 300})
@@ -60,22 +86,3 @@ async def test_what_weir_writes_makes_no_second_user_message_in_a_row(endpoint: 
     first = json.dumps(array[0])
     assert TASK in first
     assert "Written by Weir: " in first
-
-
-async def test_two_texts_are_joined_as_one_text() -> None:
-    """DeepSeek refuses a list of parts."""
-    array = await forwarded("chat", history("chat", 14))
-    assert all(isinstance(each["content"], str) for each in array if each["role"] == "user")
-
-
-async def test_messages_of_two_people_stay_apart() -> None:
-    array = await forwarded("chat", history("chat", 14, name="ada"))
-    assert array[0] == {"role": "user", "content": TASK, "name": "ada"}
-    assert "Written by Weir: " in array[1]["content"]
-
-
-async def test_where_the_client_has_two_in_a_row_they_stay_as_they_are() -> None:
-    said = history("chat", 14)
-    array = await forwarded("chat", [said[0], {"role": "user", "content": "And keep the tests."}, *said[1:]])
-    assert array[:1] == said[:1]
-    assert users_in_a_row(array) > 0

@@ -1,6 +1,5 @@
 """The OpenAPI document is true: it has every route, and every live answer is of the shape that it says."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -65,9 +64,6 @@ async def lived(api: Api) -> None:
     await turned.chat(6)
     await talk(api, "looked", "looking", 4).agent(9)
     await talk(api, "ended", "alarmed", 5).agent(1)
-
-
-GIVEN_UP = "conversations/full"
 
 
 @pytest.mark.requirement("A0.136", "A0.92", "A0.128", "A0.138", "A0.148")
@@ -254,98 +250,3 @@ async def test_an_object_with_a_field_that_the_document_does_not_have_is_noticed
         {**found, "data": [{**found["data"][0], "zone": "pink"}]},
     ):
         assert contract.problems(schema, spoilt)
-
-
-async def test_the_document_tells_nothing_of_an_installation(api: Api) -> None:
-    await talk(api, "canary-name", "alarmed", 1).agent(1)
-    await api.ask("PUT", "policies/canary-policy", b"preset: balanced", key=ADMIN)
-    text = (await api.ask("GET", "openapi.json", key=None)).text
-    for secret in ("canary", ADMIN, "sk-test", str(api.folder), "alarmed", "127.0.0.1"):
-        assert secret not in text
-    assert json.loads(text)["openapi"] == "3.1.0"
-
-
-@pytest.mark.requirement("A0.148")
-async def test_the_timeline_says_what_was_done_and_which_layers_did_it(api: Api) -> None:
-    await lived(api)
-    found: dict[str, list[Any]] = {}
-    for name in ("full", "evicted", "turned", "looked"):
-        for row in (await api.get(f"conversations/{name}/timeline"))["data"]:
-            found.setdefault(row["action"], []).append(row)
-            decision = row["decision"]
-            assert decision["action"] == row["action"]
-            assert decision["utilization_after"] == pytest.approx(row["pressure"], abs=1e-4)
-            assert decision["evicted_blocks"] == row["evicted"]
-            kept = [layer["layer"] for layer in row["layers"] if layer["kept"]]
-            assert "+".join(dict.fromkeys(kept)) == row["strategy"] == (decision["compression_strategy"] or "")
-            if row["action"] in {"none", "evaluate"}:
-                assert kept == []
-                assert decision["compaction_summary_tokens"] is None
-            if row["observed"] and row["action"] == "evict_and_compress":
-                assert decision["recommendation"] == "enforce"
-    assert {"none", "evaluate", "evict_and_compress", "cross_window_save"} <= set(found)
-    for row in found["evict_and_compress"]:
-        for layer in row["layers"]:
-            if layer["kept"]:
-                assert layer["tokens_after"] < layer["tokens_before"]
-                assert layer["units"] > 0
-    (turned,) = {row["decision"]["new_window_id"] for row in found["cross_window_save"][:1]}
-    assert turned == 2
-    summaries = [
-        row["decision"]["compaction_summary_tokens"]
-        for row in found["evict_and_compress"] + found.get("emergency_compaction", [])
-    ]
-    assert any(tokens and tokens > 0 for tokens in summaries)
-    quiet = found["none"][0]
-    assert quiet["layers"] == []
-    assert quiet["decision"]["recommendation"] == "none"
-
-
-@pytest.mark.requirement("A0.92")
-async def test_the_report_holds_every_bucket_against_its_cap(api: Api) -> None:
-    chat = talk(api, "capped", "capped", 6)
-    chat.grow(1, kind="agent")
-    urgent = set[str]()
-    before = set()
-    for _ in range(5):
-        await chat.agent(1)
-        report = (await api.get("conversations/capped"))["budget_report"]
-        lines = {line["bucket"]: line for line in report["buckets"]}
-        last = (await api.get("conversations/capped/timeline", limit="1"))["data"][0]
-        assert {name: lines[name]["limit"] for name in ("tool_outputs", "history")} == {
-            name: last["detail"]["caps"][name] for name in ("tool_outputs", "history")
-        }
-        for line in lines.values():
-            if line["limit"] is None:
-                assert (line["remaining"], line["utilization"], line["soft_exceeded"]) == (None, None, False)
-                continue
-            assert line["remaining"] == line["limit"] - line["used"] or line["remaining"] == 0
-            assert line["utilization"] == round(line["used"] / line["limit"], 2)
-            assert line["soft_exceeded"] == (line["used"] >= 0.8 * line["limit"])
-            assert line["hard_exceeded"] == (line["used"] > line["limit"])
-            before.add((line["soft_exceeded"], line["hard_exceeded"]))
-        if not last["evicted"]:
-            told = [event for event in last["detail"].get("events", ()) if event["kind"] == "burn_rate"]
-            for event in told:
-                line = lines[event["component"]]
-                assert line["urgency"] == event["urgency"]
-                assert line["turns_remaining"] == pytest.approx(event["turns_remaining"], abs=0.1)
-                urgent.add(line["urgency"])
-        assert report["total_used"] == sum(line["used"] for line in lines.values())
-    assert {(False, False), (True, True)} <= before
-    assert urgent, "a bucket fills within these requests"
-
-
-@pytest.mark.requirement("A0.128")
-async def test_a_trend_needs_five_requests(api: Api) -> None:
-    chat = talk(api, "full", "alarmed", 7)
-    await chat.chat(4)
-    early = (await api.get("conversations/full/health"))["trend"]
-    await chat.chat(1)
-    late = (await api.get("conversations/full/health"))["trend"]
-    assert early == {
-        "trend": "insufficient_data", "samples": 4, "utilization_delta": None, "burn_rate_delta": None, "avg_fidelity": None
-    }  # fmt: skip
-    assert (late["trend"], late["samples"]) == ("rising", 5)
-    assert late["utilization_delta"] == round(late["utilization_delta"], 3) > 0
-    assert late["burn_rate_delta"] is not None

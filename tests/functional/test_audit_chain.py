@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from policies.summary.prompts import PROMPTS
 from proxy.cli import main
 from proxy.store.chain import AuditRow, AuditType
-from tests.functional.harness import ALONE, COUNTER, EVICTING, SHARED, Deployment, InTurns, RunningWeir, Talk, opening
+from tests.functional.harness import COUNTER, EVICTING, Deployment, InTurns, RunningWeir, Talk, opening
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -199,29 +199,6 @@ async def test_rows_of_a_batch_name_the_request_the_prompt_and_what_it_came_to(t
     assert len(talk.headers) == len(timeline)
 
 
-@ALONE
-@pytest.mark.requirement("A0.138", "A0.124")
-async def test_an_alert_leaves_a_row_when_it_opens_and_one_when_it_closes(run: Run) -> None:
-    talk = run.talk()
-    await talk.agent(6)
-    del talk.messages[2:]
-    await talk.chat(2)
-    rows = [(row.request, facts(row)) for row in await run.rows(AuditType.ALERT)]
-    found = (await run.ask("GET", f"conversations/{NAME}/health")).json()["alerts"]
-    at = {row["id"]: row["at"] for row in (await run.ask("GET", f"conversations/{NAME}/timeline")).json()["data"]}
-    opened = {(at[request], each["kind"]): each for request, told in rows for each in told["opened"]}
-    closed = {(each["since"], each["kind"]): at[request] for request, told in rows for each in told["closed"]}
-    assert opened, found
-    assert closed, (found, opened)
-    assert {(each["at"], each["kind"]) for each in found} == opened.keys()
-    assert {(each["at"], each["kind"]): each["closed"] for each in found if each["closed"] is not None} == closed
-    for each in found:
-        told = opened[each["at"], each["kind"]]
-        assert (told["level"], told["class"], told["threshold"]) == (each["level"], each["class"], each["threshold"])
-        assert told["value"] == pytest.approx(each["value"], abs=0.0001)
-        assert "said" not in told
-
-
 @pytest.mark.requirement("A0.87", "A0.147")
 async def test_a_full_bucket_is_told_with_its_figures_whether_the_request_went_on_or_not(run: Run) -> None:
     watched = run.talk("watched", policy="watched")
@@ -245,43 +222,6 @@ async def test_a_full_bucket_is_told_with_its_figures_whether_the_request_went_o
     error = refused.value.body
     assert isinstance(error, dict)
     assert {name: refusal[name] for name in error["weir"]} == error["weir"]
-
-
-@pytest.mark.requirement("A0.147")
-async def test_changes_of_pressure_are_told_and_quiet_requests_are_not(run: Run) -> None:
-    talk = run.talk()
-    await talk.chat(2)
-    assert await run.rows() == []
-    while ";green;" in talk.headers[-1]["x-weir-pressure"]:
-        await talk.chat(1)
-    (row,) = await run.rows()
-    assert row.type == "pressure_change"
-    assert facts(row)["events"] == [{"kind": "zone_change", "old": "green", "new": "yellow"}]
-    assert facts(row)["action"] == "evaluate"
-
-
-async def test_what_is_only_observed_is_told_as_such(run: Run) -> None:
-    talk = run.talk(policy="observed")
-    talk.grow(7)
-    await talk.chat(1)
-    rows = await run.rows()
-    assert {row.type for row in rows} >= {"pressure_change"}
-    assert all(facts(row)["observed"] is True for row in rows)
-
-
-@SHARED
-@pytest.mark.requirement("A0.138", "P7")
-async def test_a_conversation_shows_its_rows_to_its_own_key_and_a_row_can_be_checked(run: Run) -> None:
-    await compacted(run)
-    told = (await run.ask("GET", f"conversations/{NAME}/audit")).json()
-    assert {"data", "events", "next"} == set(told)
-    assert told["data"]
-    events = told["events"]
-    assert [each["seq"] for each in events] == sorted((each["seq"] for each in events), reverse=True)
-    assert [each["prev"] for each in events[:-1]] == [each["hash"] for each in events[1:]]
-    assert {"eviction", "compaction", "save"} <= {each["type"] for each in events}
-    assert len((await run.ask("GET", f"conversations/{NAME}/audit?limit=1")).json()["events"]) == 1
-    assert (await run.ask("GET", f"conversations/{NAME}/audit", key="sk-other")).status_code == 404
 
 
 @pytest.mark.requirement("A0.138")

@@ -1,25 +1,18 @@
-"""What a key's requests took: it outlives their conversations, and no answer is free of charge for saying nothing."""
+"""What a key's requests took outlives their conversations."""
 
-import asyncio
-import gzip
-import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
-from tests.functional.harness import COUNTER, RunningWeir, weir
-from tests.functional.scripted import Asked, Reply, as_asked, completion, events, one_by_one, scripted
+from tests.functional.harness import RunningWeir, weir
+from tests.functional.scripted import Asked, Reply, as_asked, completion, scripted
 
-ANSWER = "The harbour is deep and the ferry leaves at nine. " * 40
-WORDS = ("one", " two", " three", " four", " five")
 YAML = """
 upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 models: [{{match: dear, prices: {{input: 2.0, output: 8.0}}}}]
@@ -28,21 +21,7 @@ window: 16384
 
 
 def answer(asked: Asked) -> Reply:
-    """Streams say no usage; one for ``cut`` breaks off, one for ``left`` does not end, answers to ``packed`` are gzip."""
-    given = completion(ANSWER, prompt=900, completed=400)
-    if asked.json["model"] == "dear" and asked.json.get("stream"):
-        words = [{"choices": [{"index": 0, "delta": {"content": f"{word} "}}]} for word in ANSWER.split()]
-        said = events(*words, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        if "Dossier packed" in asked.body.decode():
-            return packed(replace(said, chunks=(b"".join(said.chunks),)))
-        if "Dossier cut" in asked.body.decode():
-            return replace(said, chunks=said.chunks[:200], cut=True)
-        return said
-    return packed(as_asked(asked, given)) if "Dossier packed" in asked.body.decode() else as_asked(asked, given)
-
-
-def packed(reply: Reply) -> Reply:
-    return replace(reply, chunks=tuple(map(gzip.compress, reply.chunks)), headers=(("content-encoding", "gzip"),))
+    return as_asked(asked, completion("The harbour is deep and the ferry leaves at nine.", prompt=900, completed=400))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +40,8 @@ class Bill:
         assert found.status_code == 200
         await self.target.stored()
 
-    async def row(self, name: str) -> Any:
-        (row,) = (await self.get(f"conversations/{name}/timeline"))["data"]
-        return row
-
     async def get(self, path: str) -> Any:
         return (await self.http.get(f"{self.target.root}/weir/{path}")).json()
-
-    async def command(self) -> str:
-        store = f"sqlite+aiosqlite:///{self.folder / 'w.db'}"
-        asked = ["usage", "--config", str(self.folder / "weir.yaml"), "--store", store]
-        return (await asyncio.to_thread(CliRunner().invoke, main, asked)).output
 
 
 @pytest.fixture
@@ -99,64 +69,3 @@ async def test_usage_says_the_same_after_a_conversation_was_deleted(bill: Bill) 
     assert (await bill.get("usage"))["total"] == before[0]["total"]
     with closing(sqlite3.connect(bill.folder / "w.db")) as file:
         assert file.execute("SELECT DISTINCT conversation FROM usage_days").fetchall() == [("",)]
-
-
-async def test_a_stream_without_usage_is_priced_by_what_weir_counts(bill: Bill) -> None:
-    await bill.ask("silent", stream=True)
-    await bill.ask("unpriced", model="unheard-of")
-    (row,) = (await bill.get("conversations/silent/timeline"))["data"]
-    assert row["usage_estimated"] is True
-    assert row["usage_prompt"] == pytest.approx(row["tokens_after"], rel=0.1)
-    assert row["usage_completion"] == pytest.approx(COUNTER.count(ANSWER), rel=0.1)
-    assert row["cost"] == pytest.approx((2 * row["usage_prompt"] + 8 * row["usage_completion"]) / 1e6)
-    (other,) = (await bill.get("conversations/unpriced/timeline"))["data"]
-    assert (other["usage_estimated"], other["cost"]) == (False, None)
-    total = (await bill.get("usage"))["total"]
-    assert (total["estimated"], total["priced"], total["unpriced"]) == (1, 1, 1)
-    assert total["cost"] == pytest.approx(row["cost"])
-    assert "1 request without a price, 1 request by Weir's own count" in await bill.command()
-
-
-@pytest.mark.parametrize(("name", "share"), [("cut", 200 / len(ANSWER.split())), ("packed", 1.0)])
-async def test_a_stream_that_broke_off_or_is_compressed_is_priced_by_what_weir_counts(
-    name: str, share: float, bill: Bill
-) -> None:
-    with suppress(httpx.RemoteProtocolError):  # as the one that broke off ends for its client
-        await bill.ask(name, stream=True)
-    await bill.target.stored()
-    row = await bill.row(name)
-    assert row["usage_estimated"] is True
-    assert row["usage_prompt"] == pytest.approx(row["tokens_after"], rel=0.1)
-    assert row["usage_completion"] == pytest.approx(share * COUNTER.count(ANSWER), rel=0.1)
-    assert row["cost"] == pytest.approx((2 * row["usage_prompt"] + 8 * row["usage_completion"]) / 1e6)
-
-
-async def test_what_a_compressed_answer_reports_is_its_price(bill: Bill) -> None:
-    await bill.ask("packed")
-    row = await bill.row("packed")
-    assert (row["usage_prompt"], row["usage_completion"], row["usage_estimated"]) == (900, 400, False)
-
-
-async def test_a_stream_whose_client_left_is_priced_by_what_weir_counts(tmp_path: Path) -> None:
-    words = [f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': word}}]})}\n\n" for word in WORDS]
-    step = asyncio.Semaphore(len(WORDS) - 1)
-    async with one_by_one([word.encode() for word in words], step) as (upstream, _):
-        yaml = YAML.format(upstream=upstream)
-        http = httpx.AsyncClient(headers={"authorization": "Bearer sk-1"}, timeout=30)
-        async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target, http:
-            bill = Bill(target, http, tmp_path)
-            body = {"model": "dear", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
-            headers = {"x-weir-conversation": "left"}
-            at = f"{target.root}/v1/chat/completions"
-            async with http.stream("POST", at, json=body, headers=headers) as stream:
-                said = b""
-                async for chunk in stream.aiter_raw():
-                    said += chunk
-                    if said.count(b"content") == len(WORDS) - 1:
-                        break
-            await target.stored()
-            row = await bill.row("left")
-            step.release()
-    assert row["outcome"] == "client_disconnect"
-    assert (row["usage_estimated"], row["usage_completion"]) == (True, len(WORDS) - 1)
-    assert row["cost"] == pytest.approx((2 * row["usage_prompt"] + 8 * row["usage_completion"]) / 1e6)

@@ -172,22 +172,6 @@ async def test_a_result_of_200_kb_of_html_is_served_and_costs_no_more_than_its_c
         assert shown.endswith("</html>")
 
 
-@pytest.mark.requirement("A4.19")
-async def test_fields_that_are_left_out_are_in_the_archive(
-    upstream: RunningSimulator, tmp_path: Path, deployment: Deployment
-) -> None:
-    document = json.dumps({"id": 7, "raw_html": "<p>" * 500, "rows": [{"name": "ä", "etag": "x"}]}, ensure_ascii=False)
-    ingest = ", drop_fields: {fetch: [raw_html], '*': [etag]}, include: {list: [etag]}"
-    yaml = policy(upstream, cap=20_000, ingest=ingest)
-    async with deployment.serving(upstream.base_url, yaml=yaml, folder=tmp_path) as target:
-        shown = (await sent(target, upstream, step(document, "fetch")))[-1]["content"]
-        kept, line = (json.loads(part) for part in shown.rsplit("\n", 1))
-        assert kept == {"id": 7, "rows": [{"name": "ä"}]}
-        assert line["left_out"] == ["raw_html", "etag"]
-        assert (await page(target, line["ref"] + ".txt")).text == document
-        assert (await sent(target, upstream, step(document, "list")))[-1]["content"] == document
-
-
 @pytest.mark.requirement("A2.23", "A2.18")
 async def test_a_retry_keeps_the_newest_picture_and_old_ones_leave_a_line(
     tmp_path: Path, deployment: Deployment

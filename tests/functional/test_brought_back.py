@@ -1,10 +1,7 @@
 """What left the window and the newest user message asks for goes up in front of it, and stays there."""
 
-import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +88,6 @@ async def test_a_question_is_answerable_in_its_own_language_and_later_requests_b
                 before = now
 
 
-@pytest.mark.requirement("A4.25", "P2")
-async def test_who_goes_back_and_forth_between_two_histories_has_beside_a_question_what_he_had(
-    store: Path | str, tmp_path: Path
-) -> None:
-    english = TONGUES["en"]
-    async with serving(store, tmp_path) as (simulator, target):
-        one = Talk(target.client(), english.talk(ROUNDS), model="one")
-        other = Talk(target.client(), [*one.messages[:-2]], model="other")
-        say(other, "Another step, said in other words.")
-        other.messages.append({"role": "assistant", "content": "And answered in others."})
-        for turn in range(3):
-            for talk in (one, other):
-                say(talk, english.facts[0][1] if turn == 0 else f"go on, {talk.model} {turn}")
-                await talk.ask()
-                talk.messages.append({"role": "assistant", "content": f"{talk.model} {turn}"})
-        for model in ("one", "other"):
-            arrays = arrays_of(answered(simulator, model))
-            assert [len(recalls(array)) for array in arrays] == [1, 1, 1]
-            assert all(begins_with(now, before) for before, now in pairwise(arrays))
-        assert len({h["x-weir-conversation"] for talk in (one, other) for h in talk.headers}) == 1
-
-
 @pytest.mark.requirement("A4.25")
 async def test_in_the_midst_of_a_tool_loop_nothing_is_put_anywhere(tmp_path: Path) -> None:
     english = TONGUES["en"]
@@ -125,19 +100,3 @@ async def test_in_the_midst_of_a_tool_loop_nothing_is_put_anywhere(tmp_path: Pat
         await talk.ask(tools=TOOLS)
         assert talk.actions()[0] != "none"
         assert [recalls(array) for array in arrays_of(answered(simulator))] == [[], []]
-
-
-@pytest.mark.requirement("A4.25")
-async def test_what_is_quoted_is_what_was_said_byte_for_byte(tmp_path: Path) -> None:
-    english = TONGUES["en"]
-    async with serving(tmp_path / "w.db", tmp_path) as (simulator, target):
-        talk = Talk(target.client(), english.talk(ROUNDS))
-        say(talk, english.facts[1][1])
-        await talk.ask()
-        [text] = recalls(arrays_of(answered(simulator))[-1])
-    for line in text.split("\n")[3:-1]:
-        found = re.fullmatch(r"(\w+) \d+: (.*)", line)
-        assert found is not None
-        parts = found[2].split(" \u2026 ")
-        assert all(any(p in m["content"] and m["role"] == found[1] for m in talk.messages) for p in parts), line
-    assert json.dumps(english.facts[1][0])[1:-1] in text

@@ -10,25 +10,11 @@ import pytest
 
 from proxy.wire.chat import digest_of
 from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import (
-    ALONE,
-    COUNTER,
-    EVICTING,
-    ROOT,
-    TOOLS,
-    Deployment,
-    Talk,
-    answered,
-    arrays_of,
-    begins_with,
-    prose,
-    weir,
-)
+from tests.functional.harness import COUNTER, TOOLS, Talk, answered, weir
 from tests.upstream import RecordedRequest
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
-RECORDED = ROOT.parent / "shared" / "data" / "clients" / "deepagents.jsonl"
 MARKER = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -57,20 +43,6 @@ def grown() -> Iterator[list[dict[str, Any]]]:
     for _ in range(24):
         yield deepcopy(talk.messages)
         talk.add_step()
-
-
-def recorded() -> list[dict[str, Any]]:
-    """The bodies of one recorded run, in order."""
-    bodies: list[dict[str, Any]] = []
-    before: dict[str, Any] = {}
-    for line in RECORDED.read_text().splitlines():
-        row = json.loads(line)
-        body = row["body"]
-        body["tools"] = before["tools"] if body.get("tools") == {"@same": True} else body.get("tools")
-        before = body
-        if row["run"] == "agent" and row["path"].endswith("/chat/completions"):
-            bodies.append(body)
-    return bodies
 
 
 async def forwarded(
@@ -128,60 +100,3 @@ async def test_tools_and_system_prompt_keep_their_bytes_over_a_batch_and_markers
     check(arrays, seen)
     breaks = sum(old != new[: len(old)] for old, new in pairwise(digests(seen)))
     assert 1 <= breaks <= 4, "between two batches each request begins with the one before"
-
-
-@pytest.mark.requirement("A4.13")
-@pytest.mark.skipif(not RECORDED.exists(), reason="the recorded requests of real clients are not here")
-async def test_the_requests_of_a_recorded_agent_keep_their_cached_surface_too() -> None:
-    bodies = recorded()
-    arrays = [body["messages"] for body in bodies]
-    check(arrays, await forwarded(arrays, bodies[0]["tools"], 14_000))
-
-
-@pytest.mark.requirement("A4.13")
-async def test_an_evicted_result_keeps_its_marker_and_one_without_stays_a_string() -> None:
-    talk = Talk(None)
-    talk.grow(16, kind="agent")
-    results = [m for m in talk.messages if m["role"] == "tool"]
-    results[1]["content"] = [part("Beginning."), part(results[1]["content"], MARKER)]
-    results[2]["content"] = [part(results[2]["content"])]
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, balanced=EVICTING) as target,
-    ):
-        talk.client = target.client()
-        await talk.agent(2)
-        arrays = arrays_of(answered(simulator))
-    assert "evict" in talk.actions()[0]
-    for array in arrays:
-        found = {m["tool_call_id"]: m["content"] for m in array if m["role"] == "tool"}
-        (kept,) = found[results[1]["tool_call_id"]]
-        assert kept["cache_control"] == MARKER
-        assert len(kept["text"]) < 400
-        assert isinstance(found[results[2]["tool_call_id"]], str)
-        assert isinstance(found[results[0]["tool_call_id"]], str)
-    assert begins_with(arrays[1], arrays[0])
-
-
-@ALONE
-@pytest.mark.requirement("A4.13", "P2")
-async def test_the_marker_of_a_summarized_message_stands_on_the_summary_request_after_request(
-    deployment: Deployment,
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client())
-        talk.grow(3)
-        talk.messages[3]["content"] = [part(prose(80, seed=3), MARKER)]
-        talk.grow(26)
-        await talk.chat(3)
-        arrays = arrays_of(answered(simulator))
-    assert "compact" in talk.actions()[0]
-    for array in arrays:
-        (summary,) = [m for m in array if "Written by Weir" in json.dumps(m["content"])]
-        (only,) = summary["content"]
-        assert only["cache_control"] == MARKER
-        assert markers_in(array) == 1
-    assert all(begins_with(new, old) for old, new in pairwise(arrays))

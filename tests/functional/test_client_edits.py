@@ -90,29 +90,6 @@ async def test_above_the_clients_trigger_its_old_results_go_and_the_newest_that_
 
 
 @pytest.mark.requirement("P4")
-async def test_the_client_can_count_uses_exclude_tools_and_ask_for_a_least_amount(both: Both) -> None:
-    uses = {"type": "tool_uses", "value": 5}
-    by_number = both.talk({**CLEAR, "trigger": uses, "keep": {"type": "tool_uses", "value": 1}})
-    arrays = await by_number.steps(7)
-    assert [len(whole(array)) for array in arrays] == [0, 1, 2, 3, 4, 5, 1]
-    excluded = both.talk({**CLEAR, "trigger": uses, "exclude_tools": ["read_file"]}, seed=20)
-    assert [len(whole(array)) for array in await excluded.steps(7)] == [0, 1, 2, 3, 4, 5, 6]
-    least = {"type": "input_tokens", "value": 20_000}
-    much = both.talk({**CLEAR, "trigger": uses, "clear_at_least": least}, seed=30)
-    assert [len(whole(array)) for array in await much.steps(7)] == [0, 1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.requirement("P4")
-async def test_the_field_itself_does_not_go_to_an_upstream_that_would_refuse_it(both: Both) -> None:
-    edited = both.talk({**CLEAR}, {"type": "clear_thinking_20251015", "keep": "all"}, metadata={"a": [1, 2.50]})
-    await edited.steps(1)
-    body = json.loads(answered(both.simulator)[-1].body)
-    assert "context_management" not in body
-    assert body["metadata"] == {"a": [1, 2.5]}
-    assert body["messages"] == edited.talk.messages[:2]
-
-
-@pytest.mark.requirement("P4")
 @pytest.mark.parametrize("edits", [[{"type": "of_another_day"}], [], "all"])
 async def test_what_is_not_known_here_is_left_to_the_upstream(edits: Any, both: Both) -> None:
     talk = Talk(both.target.client(), opening())

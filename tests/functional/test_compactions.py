@@ -133,33 +133,6 @@ async def test_a_compaction_is_made_for_an_upstream_that_makes_none_and_understo
     assert counted.input_tokens < COUNTER.count(json.dumps(items())) / 2
 
 
-async def test_tools_that_items_declare_and_what_developers_say_stay_beside_a_compaction(tmp_path: Path) -> None:
-    async with before(Dialect.VLLM, tmp_path) as (simulator, proxy):
-        client = proxy.client()
-        declared = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
-        rule = {"type": "message", "role": "developer", "content": "Answer in English."}
-        made = await client.responses.compact(model="m", input=[declared, rule, *items()])  # type: ignore[list-item]
-        output = [each.model_dump(exclude_none=True, warnings=False) for each in made.output]
-        assert [each["type"] for each in output] == ["additional_tools", "message", "message", "compaction"]
-        given: Any = [declared, rule, *items(), output[-1], {"role": "user", "content": "What now?"}]
-        await client.responses.create(model="m", input=given)
-        up = json.loads(gone_up(simulator)[-1])["input"]
-    assert up[:2] == [declared, rule]
-    assert [each.get("role") for each in up[2:]] == ["user", "user", "user"]
-
-
-@pytest.mark.requirement("A0.57")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_compaction_of_the_upstreams_own_is_relayed(way: Way, tmp_path: Path) -> None:
-    async with before(Dialect.OPENAI, tmp_path) as (_, proxy):
-        client = proxy.client()
-        output, headers = await way(client)
-        assert "compaction" not in headers["x-weir-actions"]
-        assert not output[-1]["encrypted_content"].startswith(OWN)
-        later: Any = [*output, {"role": "user", "content": "What now?"}]
-        assert (await client.responses.create(model="m", input=later, store=False)).output_text == "Going on."
-
-
 @pytest.mark.requirement("A0.57")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("asked", ["summarize", "pause"])
@@ -215,17 +188,6 @@ async def test_a_compaction_is_of_use_to_nobody_else_and_only_as_it_was_given(tm
         assert len(gone_up(simulator)) == before_it
 
 
-@pytest.mark.requirement("P9")
-async def test_a_compaction_holds_after_a_restart_and_for_a_request_that_is_not_managed(tmp_path: Path) -> None:
-    async with before(Dialect.VLLM, tmp_path) as (_, proxy):
-        output, _ = await compact(proxy.client())
-    async with before(Dialect.VLLM, tmp_path, policy="off") as (simulator, proxy):
-        given: Any = [*output, {"role": "user", "content": "What now?"}]
-        await proxy.client().responses.create(model="m", input=given)
-        assert b"Written by Weir" in gone_up(simulator)[-1]
-        assert OWN.encode() not in gone_up(simulator)[-1]
-
-
 @pytest.mark.requirement("A0.57", "P13")
 async def test_the_policys_summariser_writes_it_where_there_is_one(tmp_path: Path) -> None:
     async with before(Dialect.VLLM, tmp_path, summarizer="same") as (simulator, proxy):
@@ -235,21 +197,6 @@ async def test_the_policys_summariser_writes_it_where_there_is_one(tmp_path: Pat
         given: Any = [*output, {"role": "user", "content": "What now?"}]
         await client.responses.create(model="m", input=given)
         assert "Notes so far (a model's, not verified):" in gone_up(simulator)[-1].decode()
-
-
-async def test_a_client_goes_on_from_the_answer_that_has_the_compaction(tmp_path: Path) -> None:
-    async with before(Dialect.VLLM, tmp_path) as (simulator, proxy):
-        client = proxy.client()
-        given: Any = [*items(), {"type": "compaction_trigger"}]
-        made = await client.responses.create(model="m", input=given, tools=[TOOL])
-        raw = await client.responses.with_raw_response.create(
-            model="m", input="What now?", previous_response_id=made.id, tools=[TOOL]
-        )
-        assert raw.parse().output_text == "Going on."
-        assert "restart=1" in raw.headers["x-weir-actions"]
-        up = json.loads(gone_up(simulator)[-1])
-    assert "previous_response_id" not in up
-    assert [item.get("role") for item in up["input"]] == ["user", "user", "user"]
 
 
 async def test_what_was_compacted_twice_still_has_what_the_user_forbade_and_one_summary(tmp_path: Path) -> None:
@@ -266,17 +213,6 @@ async def test_what_was_compacted_twice_still_has_what_the_user_forbade_and_one_
     assert text.count("Written by Weir") == 1
     assert "Never touch ledger_v2.sql." in text
     assert "invoices_2031" in text
-
-
-@pytest.mark.requirement("A0.59")
-@pytest.mark.parametrize("compaction", ["off", "provider"])
-async def test_where_weir_is_not_to_compact_the_clients_own_is_left_to_the_upstream(
-    compaction: str, tmp_path: Path
-) -> None:
-    async with before(Dialect.VLLM, tmp_path, balanced={"compaction": compaction}) as (_, proxy):
-        with pytest.raises(openai.APIStatusError) as refused:
-            await compact(proxy.client())
-        assert refused.value.status_code == 405
 
 
 def long_body(surface: str) -> dict[str, Any]:

@@ -8,12 +8,9 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.access.admission import AuthThrottle
 from proxy.app import ROUTES
-from tests.functional.api import ADMIN, BODIES, NAME, TURNS, YAML, Api, compacted, filled, serving
-from tests.functional.harness import ALONE, COUNTER, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk, weir
-from tests.upstream import SimulatorSettings
-from tests.upstream.app import serve_simulator
+from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
+from tests.functional.harness import ALONE, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk
 
 
 @pytest.fixture
@@ -56,43 +53,6 @@ async def test_another_caller_gets_404_everywhere_and_changes_nothing(api: Api) 
     assert talk.headers[-1]["x-weir-conversation"] == NAME
 
 
-async def test_without_a_known_key_nothing_is_told(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        yaml = YAML.format(upstream=simulator.base_url, window=8192, admin=f"{ADMIN}, mode: keys")
-        async with (
-            weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target,
-            httpx.AsyncClient() as http,
-        ):
-            api = Api(target, simulator, http, tmp_path)
-            for route in (each for each in ROUTES if each.asker != "anyone"):
-                target.runtime.auth_throttle = AuthThrottle()
-                for key in (None, "sk-nobody", ADMIN + "x"):
-                    error = await api.refused(401, route.method, filled(route.pattern), key=key)
-                    assert error["code"] == "invalid_api_key"
-
-
-@pytest.mark.requirement("P7")
-async def test_the_operator_sees_every_conversation_and_nobodys_messages(api: Api) -> None:
-    await compacted(api)
-    other = api.talk("sk-other", "other")
-    await other.agent(1)
-    rows = (await api.get("conversations", key=ADMIN))["data"]
-    own = (await api.of("removed"))["data"]
-    seen = (await api.of("removed", key=ADMIN))["data"]
-    checkpoint = await api.of("checkpoint", key=ADMIN)
-    assert {row["name"] for row in rows} == {NAME, "other"}
-    assert [row["ref"] for row in seen] == [row["ref"] for row in own]
-    assert all("begins" not in row for row in seen)
-    assert any(row["begins"] for row in own)
-    assert checkpoint["state"] == (await api.of("checkpoint"))["state"]
-    for path in (
-        f"blobs/{own[0]['ref']}",
-        "search?q=module",
-        f"conversations/{NAME}/checkpoints/{checkpoint['version']}/source",
-    ):
-        assert "with the key of the caller" in (await api.refused(403, "GET", path, key=ADMIN))["message"]
-
-
 @pytest.mark.requirement("A0.101", "A0.116")
 async def test_the_checkpoint_is_json_and_markdown_of_one_version(api: Api) -> None:
     await compacted(api)
@@ -123,15 +83,6 @@ async def test_the_checkpoint_is_json_and_markdown_of_one_version(api: Api) -> N
     for wrong in ("x", "-1", "1.5", "٣", "9" * 40):
         error = await api.refused(400, "GET", f"conversations/{NAME}/checkpoints/{wrong}")
         assert error["param"] == "version"
-
-
-async def test_a_conversation_without_a_checkpoint_says_so(api: Api) -> None:
-    await api.talk().agent(1)
-    for part in ("checkpoint", "checkpoint.md"):
-        assert "has no checkpoint" in (await api.refused(404, "GET", f"conversations/{NAME}/{part}"))["message"]
-    assert (await api.of("checkpoints"))["data"] == []
-    assert "none was saved" in (await api.refused(404, "GET", f"conversations/{NAME}/checkpoints/1"))["message"]
-    assert (await api.of("removed"))["data"] == []
 
 
 @pytest.mark.requirement("S.24", "A0.26", "A4.18")
@@ -195,33 +146,6 @@ async def test_everything_that_was_removed_is_listed_with_its_reason_and_leads_t
     assert {row["ref"] for row in audit} & {row["ref"] for row in rows}
 
 
-@pytest.mark.requirement("A4.25")
-async def test_what_was_removed_is_found_by_its_words_within_one_conversation(api: Api) -> None:
-    talk = api.talk()
-    talk.mark = "zanzibar"
-    await talk.agent(12)
-    other = api.talk(name="other")
-    other.mark, other.seed = "zanzibar kumquat", 5
-    await other.agent(12)
-    everywhere = (await api.get("search", q="zanzibar", limit="200"))["data"]
-    inside = (await api.get("search", q="zanzibar", conversation=NAME, limit="200"))["data"]
-    mine = {row["ref"] for row in (await api.of("removed"))["data"]}
-    assert inside
-    assert {row["ref"] for row in inside} < {row["ref"] for row in everywhere}
-    assert {row["ref"] for row in inside} <= mine
-    assert all("kumquat" not in row["text"] for row in inside)
-    assert (await api.get("search", q="kumquat", conversation=NAME))["data"] == []
-    assert len((await api.get("search", q="zanzibar", limit="1"))["data"]) == 1
-    for path, param in (
-        ("search", "q"),
-        ("search?q=", "q"),
-        ("search?q=x&limit=0", "limit"),
-        (f"search?q={'x' * 1001}", "q"),
-    ):
-        assert (await api.refused(400, "GET", path))["param"] == param
-    assert "no conversation" in (await api.refused(404, "GET", "search?q=x&conversation=nobody"))["message"]
-
-
 @pytest.mark.requirement("A0.60")
 async def test_notes_are_taken_over_http_and_stored_once(api: Api) -> None:
     await api.talk().agent(1)
@@ -282,49 +206,6 @@ async def test_a_conversation_is_compacted_when_somebody_asks_for_it(roomy: Api)
     assert (await roomy.ask("POST", f"conversations/{NAME}/compact", {})).status_code == 202
 
 
-@SHARED
-@pytest.mark.requirement("A0.106")
-async def test_a_conversation_goes_back_to_what_it_was(roomy: Api) -> None:
-    talk = roomy.talk()
-    talk.grow(24, kind="agent")
-    await talk.agent(2)
-    await roomy.ask("POST", f"conversations/{NAME}/compact")
-    await talk.agent(1)
-    made = (await roomy.of("checkpoint"))["version"]
-    error = await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/999")
-    assert made in error["weir"]["versions"]
-    assert str(made) in error["message"]
-    assert (await roomy.refused(400, "POST", f"conversations/{NAME}/rollback/x"))["param"] == "version"
-    back = await roomy.ask("POST", f"conversations/{NAME}/rollback/0")
-    assert back.status_code == 200, back.text
-    assert back.json()["version"] > made
-    await talk.agent(1)
-    assert talk.actions()[-1] == "none"
-    assert roomy.sent()[-1] == talk.messages[:-2]
-    assert (await roomy.get(f"conversations/{NAME}"))["version"] == back.json()["version"]
-    await roomy.refused(404, "POST", f"conversations/{NAME}/rollback/{made}")
-
-
-@ALONE
-@pytest.mark.requirement("A0.60", "P11")
-async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
-    talk = await compacted(api)
-    gone = [row for row in (await api.of("removed"))["data"] if row["role"] == "tool"]
-    ref = gone[-1]["ref"]
-    original = (await api.ask("GET", f"blobs/{ref}")).json()
-    assert original not in api.sent()[-1]
-    pinned = await api.ask("POST", f"conversations/{NAME}/pin", {"ref": ref + ".txt"})
-    assert (pinned.status_code, pinned.json()) == (200, {"pinned": ref})
-    await talk.chat(6)
-    for array in api.sent()[-6:]:
-        assert original in array
-    assert ref not in {row["ref"] for row in (await api.of("removed"))["data"]}
-    path = f"conversations/{NAME}/pin"
-    assert (await api.refused(404, "POST", path, {"ref": "0123456789ab"}))["message"]
-    for body in ({}, {"ref": 5}, {"ref": ""}, {"ref": "x" * 200}, {"ref": "a", "b": 1}):
-        assert (await api.refused(400, "POST", path, body))["code"] == "invalid_request"
-
-
 @pytest.mark.requirement("A0.112")
 async def test_a_closed_conversation_is_archived(api: Api) -> None:
     await api.talk().agent(1)
@@ -379,30 +260,6 @@ async def test_the_operator_names_by_its_id_what_several_callers_call_the_same(a
     assert (await api.get(f"conversations/{NAME}", key="sk-other"))["requests"] == 1
 
 
-@pytest.mark.requirement("A0.136", "A0.92")
-async def test_the_status_report_has_every_key(api: Api) -> None:
-    talk = await compacted(api)
-    report = await api.get(f"conversations/{NAME}")
-    budget = report["budget_report"]
-    level, zone, status = talk.headers[-1]["x-weir-pressure"].split(";")
-    assert report["window_status"] == status == "active"
-    assert report["turn"] == report["requests"] == TURNS
-    assert report["windows_created"] == 1
-    assert report["utilization"] == pytest.approx(float(level), abs=0.006)
-    assert report["zone"] == zone
-    assert report["audit_events"] == len((await api.of("audit", limit="500"))["data"]) > 0
-    assert {line["bucket"]: line["used"] for line in budget["buckets"]} == report["buckets"]
-    assert budget["total_used"] == report["tokens_after"]
-    assert budget["total_utilization"] == pytest.approx(report["utilization"], abs=0.011)
-    assert report["pressure"]["velocity_class"] in ("low", "medium")
-    assert budget["burn_rate_tokens_per_turn"] > 0
-    assert budget["turns_until_exhausted"] == pytest.approx(
-        (report["limit"] - report["tokens_after"]) / budget["burn_rate_tokens_per_turn"], abs=0.1
-    )
-    for line in budget["buckets"]:
-        assert {"limit", "remaining", "utilization", "soft_exceeded", "hard_exceeded", "urgency"} <= set(line)
-
-
 @pytest.mark.requirement("A2.24")
 async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: Api) -> None:
     await api.talk().agent(1)
@@ -410,51 +267,3 @@ async def test_a_conversation_of_a_sub_agent_names_the_one_it_is_a_part_of(api: 
     await Talk(client).agent(1)
     assert (await api.get("conversations/child"))["parent"] == NAME
     assert (await api.get(f"conversations/{NAME}"))["parent"] is None
-
-
-async def test_what_is_not_there_says_what_is(api: Api) -> None:
-    await api.talk().agent(1)
-    error = await api.refused(404, "GET", "nothing")
-    assert (
-        "conversations, blobs, search, health, usage, budgets, series, live, keys, audit, policies, windows, config and openapi.json"
-        in error["message"]
-    )
-    error = await api.refused(404, "GET", f"conversations/{NAME}/checkpont")
-    assert "timeline, requests, checkpoint, checkpoint.md, checkpoints" in error["message"]
-    error = await api.refused(405, "PUT", f"conversations/{NAME}")
-    assert error["message"] == "PUT is not answered at /weir/conversations/{id}: GET and DELETE are."
-    error = await api.refused(405, "GET", f"conversations/{NAME}/compact")
-    assert error["message"].endswith("POST is.")
-    for path, param in (
-        ("conversations?limt=5", "limt"),
-        ("conversations?limit=", "limit"),
-        ("conversations?limit=1&limit=2", "limit"),
-        (f"conversations/{NAME}?x=1", "x"),
-        (f"conversations/{NAME}/timeline?limit=0", "limit"),
-    ):
-        assert (await api.refused(400, "GET", path))["param"] == param
-    assert "closed, limit, cursor" in (await api.refused(400, "GET", "conversations?limt=5"))["message"]
-    head = await api.ask("HEAD", f"conversations/{NAME}")
-    assert (head.status_code, head.content) == (200, b"")
-
-
-async def test_a_name_with_a_slash_is_found_by_its_escaped_form(api: Api) -> None:
-    name = "repo/branch%2F1"
-    await api.talk(name=name).agent(1)
-    assert (await api.get("conversations/repo%2Fbranch%252F1"))["name"] == name
-    await api.refused(404, "GET", "conversations/repo/branch")
-
-
-@pytest.mark.requirement("S.19")
-async def test_errors_hold_no_path_and_no_sql(api: Api) -> None:
-    for path in (
-        "conversations/%00",
-        "conversations/x%0ay",
-        "conversations/" + "x" * 3_000,
-        "blobs/%00",
-        "blobs/'%22;--",
-    ):
-        error = await api.refused(404, "GET", path)
-        text = error["message"].lower()
-        assert "select" not in text
-        assert str(api.folder) not in text

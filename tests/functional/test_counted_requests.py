@@ -106,17 +106,6 @@ async def test_a_compaction_that_is_none_of_weirs_has_the_known_edits_and_no_oth
     assert later.headers["x-weir-actions"].startswith("compact=1")  # what the conversation knows is as it was
 
 
-@pytest.mark.requirement("P4")
-async def test_what_is_one_string_is_counted_as_one_string(tmp_path: Path) -> None:
-    body = b'{"model": "m", "input": "Hello."}'
-    with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy, httpx.AsyncClient(headers=HEADERS) as client:
-            for path in ("/responses/input_tokens", "/responses/compact"):
-                answer = await client.post(f"{proxy.base_url}{path}", content=body)
-                assert answer.status_code == 200, answer.text
-    assert [each.body for each in simulator.ledger] == [body, body]
-
-
 async def test_an_upstream_that_does_not_count_leaves_it_to_weir(tmp_path: Path) -> None:
     settings = SimulatorSettings(dialect=Dialect.OPENAI, window=8192)  # it has no route of Anthropic's
     with run_simulator(settings, counter=COUNTER) as simulator:

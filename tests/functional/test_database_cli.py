@@ -6,8 +6,6 @@ import json
 import re
 import sqlite3
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy.cli import main
-from proxy.store.schema import HEAD
-from tests.functional.bare_root import can_unshare
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -71,32 +67,6 @@ async def test_a_copy_taken_while_requests_come_in_is_whole_and_goes_on_where_it
     assert not list(tmp_path.glob("*.part*"))
 
 
-async def test_a_backup_under_load_is_restored_elsewhere_and_conversations_go_on(tmp_path: Path) -> None:
-    database, copy, elsewhere = tmp_path / "w.db", tmp_path / "copy.db", tmp_path / "elsewhere" / "w.db"
-    elsewhere.parent.mkdir()
-    async with serve_simulator(SimulatorSettings(window=4096), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, database, window=4096) as target:
-            talk = Talk(target.client(default_headers={"x-weir-conversation": NAME}))
-            await talk.agent(10)
-            await target.stored()
-            busy = asyncio.create_task(Talk(target.client(), seed=5).agent(10))
-            await told("db", "backup", str(copy), store=database)
-            await busy
-            await talk.agent(2)
-        assert await told("db", "restore", str(copy), store=elsewhere) == {
-            "path": str(elsewhere), "bytes": elsewhere.stat().st_size, "before": None,
-        }  # fmt: skip
-        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600
-        assert (await asyncio.to_thread(run, "audit", "verify", store=elsewhere)).exit_code == 0
-        found = await told("conversations", "show", NAME, store=elsewhere)
-        assert found["requests"] == 10, "as it was when it was backed up"
-        async with weir(simulator.base_url, elsewhere, window=4096) as again:
-            talk.client = again.client(default_headers={"x-weir-conversation": NAME})
-            await talk.agent(1)
-        assert "compact=" in talk.headers[-1]["x-weir-actions"]
-        assert (await told("conversations", "show", NAME, store=elsewhere))["requests"] == 11
-
-
 async def test_a_restore_replaces_only_what_it_is_told_to_and_keeps_it(tmp_path: Path) -> None:
     database, copy, broken = tmp_path / "w.db", tmp_path / "copy.db", tmp_path / "broken.db"
     assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
@@ -116,62 +86,6 @@ async def test_a_restore_replaces_only_what_it_is_told_to_and_keeps_it(tmp_path:
     assert await told("conversations", "list", store=database) == []
     said = (await asyncio.to_thread(run, "db", "restore", str(copy), store="postgresql://weir@db/weir")).stderr
     assert "PostgreSQL is restored by its own tools: pg_restore" in said
-
-
-@pytest.mark.requirement("R.67")
-async def test_a_damaged_database_is_not_copied_as_if_it_were_whole(tmp_path: Path) -> None:
-    database = tmp_path / "w.db"
-    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
-    with database.open("r+b") as file:
-        file.seek(-4096, 2)
-        file.write(b"\xff" * 4096)
-
-    done = await asyncio.to_thread(run, "db", "backup", str(tmp_path / "copy.db"), store=database)
-
-    assert done.exit_code == 1
-    assert list(tmp_path.glob("copy*")) == []
-
-
-@pytest.mark.requirement("R.62")
-@pytest.mark.skipif(not can_unshare("--mount"), reason="this machine gives no namespaces: run it as root")
-async def test_a_backup_for_which_there_is_no_room_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    database, small = tmp_path / "w.db", tmp_path / "small"
-    small.mkdir()
-    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
-    with contextlib.closing(sqlite3.connect(database)) as file, file:  # more than what SQLite holds before it writes
-        file.execute("CREATE TABLE large AS SELECT randomblob(8000000) AS body")
-    script = 'mount -t tmpfs -o size=1m tmpfs "$0"; "$@" && exit 9; ls -A "$0"'
-    backup = [sys.executable, "-m", "proxy", "db", "backup", str(small / "copy.db"), "--store", str(database)]
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(small), *backup]
-
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.strip().endswith("the disk is full: make room first, for deleting takes some too")
-
-
-@pytest.mark.requirement("P9")
-async def test_a_database_of_before_the_first_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    database = tmp_path / "w.db"
-    assert (await asyncio.to_thread(run, "db", "migrate", store=database)).exit_code == 0
-    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
-        opened.execute("UPDATE alembic_version SET version_num = '0026'")
-    before = database.read_bytes()
-    for command in (("db", "migrate"), ("serve", "--port", "0"), ("conversations", "list")):
-        arguments = [sys.executable, "-m", "proxy", *command, "--store", str(database)]
-        done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        said = " ".join(done.stderr.split())
-        assert f"{database}" in said
-        assert "the database has schema 0026, of a Weir before the first release" in said
-        assert "nothing in it was changed" in said
-        assert "Name another file or database (--store, store.url)" in said
-    assert database.read_bytes() == before
-
-
-async def test_a_store_is_named_by_its_path_too(tmp_path: Path) -> None:
-    assert (await told("db", "migrate", store=str(tmp_path / "w.db")))["schema"] == HEAD
-    assert (tmp_path / "w.db").is_file()
 
 
 async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_yes(tmp_path: Path) -> None:
@@ -204,13 +118,3 @@ async def test_what_is_there_and_what_is_old_is_counted_and_goes_only_after_a_ye
     rows = await told("conversations", "list", store=database)
     assert [row["name"] for row in rows] == ["new"]
     assert (await asyncio.to_thread(run, "db", "prune", "--older-than", "soon", store=database)).exit_code == 2
-
-
-async def test_postgresql_says_what_to_use_and_counts_alike(postgres_url: str) -> None:
-    url = postgres_url
-    assert (await asyncio.to_thread(run, "db", "migrate", store=url)).exit_code == 0
-    done = await asyncio.to_thread(run, "db", "backup", "copy.db", store=url)
-
-    assert done.exit_code == 1
-    assert "pg_dump --format=custom --file=" in done.stderr
-    assert await told("conversations", "list", store=url) == []

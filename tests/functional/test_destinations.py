@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from tests.functional.harness import COUNTER, RunningWeir, weir
+from tests.functional.harness import RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, completion, scripted, whole
-from tests.upstream import SimulatorSettings
-from tests.upstream.app import serve_simulator
 
 LIMITED, RELAYING, FREE = "sk-limited-0123", "sk-relaying-012", "sk-free-01234567"
 OPERATOR = "sk-operator-0123"
@@ -241,16 +238,6 @@ async def test_a_key_with_models_gets_them_everywhere_whole_and_with_the_operato
         assert [*dict.fromkeys(each.target for each in asked)] == [f"/v1{target}" for target in targets]
 
 
-@pytest.mark.requirement("P7", "S.14")
-async def test_a_body_too_large_to_be_judged_is_refused_and_none_of_it_goes_up(tmp_path: Path) -> None:
-    async with scene(tmp_path, ONE + "limits: {{body: 64KiB}}\n") as run:
-        for chunked in (True, False):
-            body = {"input": "x" * 70_000, "model": MINE}
-            answer = await run.ask("/v1/responses", body=body, chunked=chunked)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-        assert not run.asked()
-
-
 @pytest.mark.requirement("P7")
 async def test_all_routes_but_the_managed_ones_models_and_embeddings_are_for_keys_that_may_relay(
     tmp_path: Path,
@@ -313,114 +300,6 @@ async def test_no_conversation_goes_to_another_provider_than_its_models(tmp_path
         assert len(asked) == 3, "the first one takes what no rule sends elsewhere"
 
 
-@pytest.mark.requirement("P4")
-async def test_one_upstream_and_a_free_key_relay_unread_while_the_body_comes(tmp_path: Path) -> None:
-    async with scene(tmp_path) as run:
-        go_on, begin, rest = asyncio.Event(), b"no JSON " * 300_000, b"at all"
-
-        async def parts() -> AsyncIterator[bytes]:
-            yield begin
-            await go_on.wait()
-            yield rest
-
-        headers = {"authorization": f"Bearer {FREE}", "content-length": str(len(begin + rest))}
-        url = f"{run.weir.base_url}/completions"
-        asking = asyncio.create_task(run.http.post(url, content=parts(), headers=headers))
-        async with asyncio.timeout(30):
-            while not run.one.connections:
-                await asyncio.sleep(0.01)
-        go_on.set()
-        assert (await asking).headers["x-weir-actions"] == "relayed"
-        assert run.one.asked[0].body == begin + rest
-
-
-CHAT_SPELLINGS = (
-    "/v1/chat/completions/",
-    "/v1//chat//completions",
-    "/v1/v1/chat/completions",
-    "/v1/chat%2Fcompletions",
-    "/v1/engines/sim/chat/completions",
-    "/v1/deployments/sim/chat/completions",
-    "/openai/deployments/sim/chat/completions?api-version=2024-10-21",
-)
-
-
-@pytest.mark.requirement("P4", "P1")
-@pytest.mark.parametrize("named", [True, False])
-async def test_every_spelling_of_the_chat_route_is_managed(named: bool) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator,
-        weir(simulator.base_url) as target,
-        httpx.AsyncClient() as http,
-    ):
-        base = {"messages": [{"role": "user", "content": "hello"}]} | ({"model": "sim"} if named else {})
-        for path in CHAT_SPELLINGS:
-            body = base if "sim" in path else base | {"model": "sim"}
-            url = httpx.URL(target.root).copy_with(raw_path=path.encode())
-            answer = await http.post(url, json=body, headers={"api-key": "sk-azure"})
-            assert answer.status_code == 200, (path, answer.text)
-            assert answer.headers["x-weir-tokens"].startswith("before="), path
-            assert answer.headers["x-weir-actions"] == "none"
-        seen = simulator.answered()
-        assert {(each.path, each.model) for each in seen} == {("/v1/chat/completions", "sim")}
-        assert len(seen) == len(CHAT_SPELLINGS)
-        other = await http.post(f"{target.root}/openai/responses", json=base)
-        assert (other.status_code, other.json()["error"]["code"]) == (404, "invalid_request")
-
-
-@pytest.mark.requirement("P4", "P1")
-@pytest.mark.parametrize("where", [{"azure_endpoint": "{root}"}, {"base_url": "{root}/v1"}])
-async def test_azures_client_is_managed(where: dict[str, str]) -> None:
-    async with serve_simulator(SimulatorSettings(window=8_192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url) as target:
-            place: Any = {name: text.format(root=target.root) for name, text in where.items()}
-            client = openai.AsyncAzureOpenAI(api_key="sk-azure", api_version="2024-10-21", max_retries=0, **place)
-            async with client:
-                ask = client.chat.completions.with_raw_response.create
-                raw = await ask(model="sim", messages=[{"role": "user", "content": "hello"}])
-                assert raw.headers["x-weir-tokens"].startswith("before=")
-                assert raw.parse().choices[0].message.content
-                stream = await client.chat.completions.create(
-                    model="sim", messages=[{"role": "user", "content": "hello"}], stream=True
-                )
-                assert [chunk async for chunk in stream]
-                found = await client.embeddings.create(model="embed-1", input="hello", encoding_format="float")
-                assert found.data
-        assert [each.path for each in simulator.ledger] == ["/v1/chat/completions"] * 2 + ["/v1/embeddings"]
-
-
-@pytest.mark.requirement("P4", "P7")
-@pytest.mark.parametrize("upstreams", [ONE, TWO])
-async def test_azures_deployment_wins_over_the_bodys_model(tmp_path: Path, upstreams: str) -> None:
-    async with scene(tmp_path, upstreams) as run:
-        async with openai.AsyncAzureOpenAI(
-            api_key=LIMITED,
-            api_version="2024-10-21",
-            azure_endpoint=run.weir.root,
-            azure_deployment=MINE,
-            max_retries=0,
-        ) as client:
-            await client.chat.completions.create(model=OTHER, messages=[{"role": "user", "content": "hello"}])
-            await client.embeddings.create(model=OTHER, input="hello", encoding_format="float")
-            with pytest.raises(openai.PermissionDeniedError, match="relay"):
-                await client.audio.transcriptions.create(model=MINE, file=("a.wav", b"RIFF"))
-        chat, embeddings = [each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]
-        assert [chat.json["model"], embeddings.json["model"]] == [MINE, MINE]
-        async with openai.AsyncAzureOpenAI(
-            api_key=LIMITED,
-            api_version="2024-10-21",
-            azure_endpoint=run.weir.root,
-            azure_deployment=OTHER,
-            max_retries=0,
-        ) as client:
-            with pytest.raises(openai.PermissionDeniedError):
-                await client.chat.completions.create(model=MINE, messages=[{"role": "user", "content": "hello"}])
-            with pytest.raises(openai.PermissionDeniedError):
-                await client.embeddings.create(model=MINE, input="hello", encoding_format="float")
-        assert len([each for each in run.asked() if each.method == "POST" and each.target.startswith("/v1/")]) == 2
-        assert not run.two.asked
-
-
 STEERING = tuple(
     f"{before}{name}"
     for before in ("", "x-", "x-weir-", "openai-", "litellm-", "x-litellm-", "azure-", "target-", "x-original-", "x-portkey-")
@@ -469,48 +348,3 @@ async def as_proxy(target: RunningWeir, url: str, body: object) -> int:
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return int(answer.split()[1])
-
-
-STORED = """
-upstreams: {{one: {{base_url: "{one}", api_key: {operator}}}}}
-models: [{{match: "*", upstream: one, window: 32768}}]
-"""
-SECRET = "the vault code is zx-4471-quebec"
-
-
-@pytest.mark.requirement("P7", "P8", "S.7")
-async def test_a_key_with_models_goes_on_from_its_own_answers_and_from_nobody_elses(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(window=32_768), counter=COUNTER) as upstream:
-        names = {"operator": OPERATOR, "limited": LIMITED, "relaying": RELAYING, "free": FREE, "mine": MINE}
-        yaml = (STORED + KEYS).format(one=upstream.base_url, **names)
-        async with (
-            weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path, window=None) as target,
-            httpx.AsyncClient(timeout=30) as http,
-        ):
-
-            async def ask(key: str, path: str = "/v1/responses", **more: Any) -> httpx.Response:
-                body = {"model": MINE, "input": "And now?", **more}
-                return await http.post(f"{target.root}{path}", json=body, headers={"authorization": f"Bearer {key}"})
-
-            answers = {key: (await ask(key, input=SECRET)).json() for key in (FREE, LIMITED)}
-            (strange, item), (own, own_item) = ((a["id"], a["output"][0]["id"]) for a in answers.values())
-            before = len(upstream.ledger)
-            reaching: tuple[dict[str, Any], ...] = (
-                {"previous_response_id": strange},
-                {"Previous_Response_Id": strange},
-                {"previous_response_id": own, "PREVIOUS_RESPONSE_ID": strange},
-                {"conversation": "conv_1"},
-                {"conversation": {"id": "conv_1"}, "previous_response_id": None},
-                {"input": [{"type": "item_reference", "id": item}]},
-                {"input": [{"id": item}], "store": False},
-                {"input": [{"type": None, "id": item}]},
-                {"input": [{"type": "item_reference", "id": own_item}, {"type": "message", "id": item}]},
-            )
-            for more in reaching:
-                for path in ("/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens", "/v1//responses/"):
-                    refused = await ask(LIMITED, path, **more)
-                    assert refused.status_code in (400, 404), (path, more)
-            assert len(upstream.ledger) == before
-            for more in ({"previous_response_id": own}, {"input": [{"type": "item_reference", "id": own_item}]}):
-                assert (await ask(LIMITED, **more)).status_code == 200
-            assert (await ask(RELAYING, previous_response_id=strange)).status_code == 200

@@ -52,24 +52,6 @@ def written(folder: Path, upstream: str, *, port: int = 0, more: str = "", key: 
     return str(path)
 
 
-async def test_a_healthy_installation_is_ok_from_top_to_bottom_and_nothing_is_made(
-    simulator: RunningSimulator, tmp_path: Path
-) -> None:
-    path = written(tmp_path, simulator.base_url)
-    code, found = await doctor("--config", path, "--model", "gpt-4o-mini")
-
-    assert code == 0
-    assert {state for state, _, _ in found.values()} == {"ok"}, found
-    assert list(found) == [
-        *("configuration", "upstream main", "key of main", "clock", "model", "store", "vocabulary", "port"),
-    ]
-    assert "128,000 tokens" in found["model"][1]
-    assert not (tmp_path / "w.db").exists()
-    assert simulator.answered() == []
-    lines = CliRunner().invoke(main, ["doctor", "--help"]).stdout
-    assert "weir doctor --config weir.yaml" in lines
-
-
 @pytest.mark.parametrize(
     ("key", "sent", "state", "said"),
     [
@@ -190,20 +172,6 @@ async def test_a_port_that_is_taken_is_found_unless_a_weir_has_it(simulator: Run
         port = int(target.root.rpartition(":")[2])
         code, found = await doctor("--config", written(tmp_path, simulator.base_url, port=port))
         assert (code, found["port"][:2]) == (0, ("ok", f"a Weir answers on 127.0.0.1:{port}"))
-
-
-async def test_a_vocabulary_that_is_missing_and_a_file_that_is_wrong_are_found(
-    simulator: RunningSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.wire.counting.vocabulary_directories", lambda _: ())
-    _, found = await doctor("--config", written(tmp_path, simulator.base_url))
-    assert found["vocabulary"][0] == "warn"
-    assert "characters are counted" in found["vocabulary"][1]
-
-    (tmp_path / "weir.yaml").write_text("prot: 1\n")
-    code, found = await doctor("--config", str(tmp_path / "weir.yaml"))
-    assert (code, list(found)) == (1, ["configuration"])
-    assert "weir.yaml:1: prot" in found["configuration"][1]
 
 
 def test_for_people_it_is_a_line_each_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

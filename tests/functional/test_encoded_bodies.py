@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import random
 import resource
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,8 +14,7 @@ import httpx
 import pytest
 import zstandard
 
-from proxy.wire import encodings
-from tests.functional.harness import apart, opening, tool_step, weir
+from tests.functional.harness import weir
 from tests.functional.scripted import Asked, Reply, completion, scripted, whole
 
 KEYS = """
@@ -93,45 +91,6 @@ async def test_an_encoded_body_goes_up_as_the_plain_one_does(
         assert asked[-1].headers["content-length"] == str(len(body)), name
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "DEFLATE", "zstd", "br", "gzip, br"])
-async def test_a_body_is_whole_wherever_its_pieces_end(
-    client: tuple[httpx.AsyncClient, list[Asked]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http, asked = client
-    monkeypatch.setattr(encodings, "PIECE", 64)
-    for reader in (encodings._Inflate, encodings._Zstd, encodings._Brotli):
-        monkeypatch.setattr(reader, "at_once", 9)
-    chance = random.Random(name)
-    for size in (*range(40), *(chance.randrange(3_000) for _ in range(40))):
-        text = "".join(chance.choice("ab") for _ in range(size)) + "a" * chance.randrange(300)
-        body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": text}]}).encode()
-        sent = await http.post("/chat/completions", content=ENCODED[name](body), headers={"content-encoding": name})
-        assert (sent.status_code, asked[-1].body == body) == (200, True), sent.text
-
-
-@pytest.mark.parametrize("name", ["gzip", "zstd", "br", "gzip, br"])
-async def test_a_large_body_is_read_whole(client: tuple[httpx.AsyncClient, list[Asked]], name: str) -> None:
-    http, asked = client
-    words = random.Random(1).randbytes(MIB).hex(" ").split()
-    body = json.dumps({"model": "sim", "input": " ".join(word * 3 for word in words)}).encode()
-    sent = await http.post("/embeddings", content=ENCODED[name](body), headers={"content-encoding": name})
-    assert (sent.status_code, asked[-1].body == body) == (200, True), sent.text
-
-
-async def test_a_long_conversation_in_encoded_bodies_is_edited(
-    client: tuple[httpx.AsyncClient, list[Asked]],
-) -> None:
-    http, asked = client
-    messages = opening()
-    for step in range(30):
-        messages += tool_step(step)
-    body = json.dumps({"model": "sim", "messages": messages}).encode()
-    sent = await http.post("/chat/completions", content=ENCODED["zstd"](body), headers={"content-encoding": "zstd"})
-    assert sent.headers["x-weir-actions"] != "none"
-    assert len(asked[-1].body) < len(body) / 2
-    assert apart(json.loads(asked[-1].body)["messages"])[:2] == messages[:2]
-
-
 @cache
 def _of_zeros(size: int) -> Mapping[str, bytes]:
     zeros = bytes(size)
@@ -151,20 +110,6 @@ async def test_a_body_that_grows_too_much_is_refused(client: tuple[httpx.AsyncCl
         assert error["type"] == ("request_too_large" if path == "messages" else "invalid_request_error")
     assert not asked
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
-
-
-async def test_the_size_of_an_encoded_body_is_that_of_what_it_says(
-    client: tuple[httpx.AsyncClient, list[Asked]],
-) -> None:
-    http, asked = client
-    text = random.Random(0).randbytes(4 * MIB).hex()
-    body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": text}]}).encode()
-    assert len(body) > 8 * MIB
-    for name in ("gzip", "zstd", "br"):
-        packed = ENCODED[name](body)
-        refused = await http.post("/chat/completions", content=packed, headers={"content-encoding": name})
-        assert (refused.status_code, "8 MiB" in refused.text) == (413, True), name
-    assert not asked
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "embeddings"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
@@ -19,7 +18,7 @@ from proxy.telemetry.logs import QueuedLog
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.overflow import Ending, ending_of
 from tests.functional.harness import RunningWeir, opening, weir
-from tests.functional.scripted import Asked, ScriptedUpstream, as_asked, completion, events, scripted, whole
+from tests.functional.scripted import ScriptedUpstream, as_asked, completion, scripted
 
 WINDOW = 8_192
 CAP, EXHAUSTED = Ending.OUTPUT_CAP, Ending.RESERVE_EXHAUSTED
@@ -52,16 +51,6 @@ def test_an_answer_that_stopped_at_a_length_has_one_of_two_labels(
 ) -> None:
     found = ending_of(reasons, prompt=prompt, completion=completed, max_tokens=asked, window=WINDOW, clamped=clamped)
     assert found is expected
-
-
-TOO_LONG = {
-    "error": {
-        "message": "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
-        "type": "invalid_request_error",
-        "param": "messages",
-        "code": "context_length_exceeded",
-    }
-}
 
 
 @dataclass(slots=True)
@@ -168,81 +157,3 @@ async def test_a_window_that_left_less_than_was_asked_for_is_flagged_everywhere(
     label = "reserve_exhausted"
     expected = {"span": label, "metric": True, "row": label, "row_event": True, "line": label, "retries": 0}
     assert told == expected
-
-
-@pytest.mark.requirement("A1.16", "P16")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_context_error_of_the_provider_is_retried_and_is_no_ending(watched: Watched, stream: bool) -> None:
-    def say(asked: Asked) -> Any:
-        if len(watched.upstream.asked) == 1:
-            return events(TOO_LONG, done=False) if stream else whole(TOO_LONG, status=400)
-        return as_asked(asked, completion("yes"))
-
-    watched.upstream.say = say
-    messages = [
-        *opening(),
-        *({"role": r, "content": f"{n} " + "word " * 900} for n in range(3) for r in ("user", "assistant")),
-    ]
-    messages.append({"role": "user", "content": "Go on."})
-    assert await watched.ask(stream=stream, messages=messages) == "stop"
-    told = await watched.told()
-    assert (told["retries"], told["span"], told["event"], told["row"], told["line"]) == (1, None, [], None, None)
-    failed = [s for s in watched.spans.get_finished_spans() if (s.attributes or {}).get("error.type")]
-    assert [(s.attributes or {})["error.type"] for s in failed] == ["context_length_exceeded"]
-
-
-@pytest.mark.requirement("A1.16", "P16")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_window_that_was_full_before_the_first_word_is_an_overflow_and_retried(
-    watched: Watched, stream: bool
-) -> None:
-    def say(asked: Asked) -> Any:
-        first = len(watched.upstream.asked) == 1
-        empty = completion("", finish="length", prompt=WINDOW - 4, completed=0)
-        return as_asked(asked, empty if first else completion("yes"))
-
-    watched.upstream.say = say
-    messages = [
-        *opening(),
-        *({"role": r, "content": f"{n} " + "word " * 700} for n in range(4) for r in ("user", "assistant")),
-    ]
-    messages.append({"role": "user", "content": "Go on."})
-    assert await watched.ask(stream=stream, messages=messages, max_tokens=64) == "stop"
-    assert len(watched.upstream.asked) == 2
-
-
-@pytest.mark.requirement("A1.16")
-async def test_an_answer_that_weir_asked_to_be_shorter_is_not_an_ordinary_cap(watched: Watched) -> None:
-    over = {
-        "error": {
-            "message": "'max_tokens' or 'max_completion_tokens' is too large: 6000. This model's maximum context length is "
-            "8192 tokens and your request has 4000 input tokens (6000 > 8192 - 4000).",
-            "type": "BadRequestError",
-            "code": 400,
-        }
-    }
-
-    def say(asked: Asked) -> Any:
-        most = asked.json["max_tokens"]
-        if most == 6_000:
-            return whole(over, status=400)
-        return as_asked(asked, completion("so far", finish="length", prompt=4_000, completed=most))
-
-    watched.upstream.say = say
-    assert await watched.ask(stream=False, max_tokens=6_000) == "length"
-    told = await watched.told()
-    assert (told["span"], told["metric"], told["line"]) == ("reserve_exhausted", True, "reserve_exhausted")
-
-
-@pytest.mark.requirement("A1.16")
-async def test_a_stream_without_usage_is_judged_by_the_estimate(watched: Watched) -> None:
-    answer = completion("so far", finish="length")
-    watched.upstream.say = lambda asked: as_asked(asked, answer)
-    assert await watched.ask(stream=True, usage=False, max_tokens=64) == "length"
-    assert (await watched.told())["span"] == "output_cap"
-    with_much = {"max_tokens": WINDOW - 100}
-    try:
-        await watched.ask(stream=True, usage=False, **with_much)
-    except openai.BadRequestError:
-        pytest.fail("a request for a long answer is not refused")
-    assert (await watched.told())["span"] == "reserve_exhausted"

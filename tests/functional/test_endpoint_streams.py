@@ -121,13 +121,6 @@ async def test_wherever_a_stream_breaks_off_the_client_gets_whole_events_and_the
             assert failed["id"] == begun["id"] != ""
 
 
-@pytest.mark.requirement("R.34", "R.35")
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-async def test_what_breaks_off_behind_the_end_of_its_answer_is_whole(endpoint: str) -> None:
-    given = b"".join(await written(endpoint))
-    assert await broken_off(given, endpoint, [len(given), len(given) - 1]) == [(given, True), (given[:-1], True)]
-
-
 @asynccontextmanager
 async def truncating(window: int, believed: int) -> AsyncIterator[tuple[RunningSimulator, RunningWeir]]:
     """Weir before a provider that drops the beginning of what is too long, where it is asked to."""
@@ -139,20 +132,6 @@ async def truncating(window: int, believed: int) -> AsyncIterator[tuple[RunningS
 async def ask(client: httpx.AsyncClient, target: RunningWeir, steps: int, **more: object) -> httpx.Response:
     asked = {**body("responses", steps), "stream": False, **more}
     return await client.post(f"{target.base_url}/responses", content=json.dumps(asked, indent=1).encode())
-
-
-@pytest.mark.requirement("P4")
-async def test_truncation_that_is_disabled_is_managed_as_the_default_that_it_is() -> None:
-    """Some clients always say it, and a conversation of theirs would end at the window."""
-    async with (
-        truncating(WINDOW, WINDOW) as (simulator, target),
-        httpx.AsyncClient(headers=HEADERS, timeout=PATIENCE) as client,
-    ):
-        answers = [await ask(client, target, steps, truncation="disabled") for steps in (3, 40)]
-        sent = [each.json() for each in simulator.ledger]
-    assert [each.status_code for each in answers] == [200, 200]
-    assert [each.headers["x-weir-actions"] == "none" for each in answers] == [True, False]
-    assert [each["truncation"] for each in sent] == ["disabled", "disabled"]
 
 
 @pytest.mark.requirement("P4")

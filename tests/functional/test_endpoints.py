@@ -474,27 +474,6 @@ async def test_a_summariser_that_does_not_answer_costs_nobody_an_answer(kind: ty
         assert "can't help" not in "".join(json.dumps(body) for body in sent(simulator))
 
 
-@BOTH
-@pytest.mark.requirement("P2", "A0.2")
-async def test_sixty_steps_begin_with_what_the_provider_has_in_its_cache(kind: type[Agent]) -> None:
-    async with between(kind, simulated={"steps": 60, "window": 16_384}, window=16_384) as (simulator, running):
-        agent = kind(running.root, words=lambda _: 280)
-        await agent.run(61)
-        assert refused(simulator) == []
-        bodies = sent(simulator)
-        assert len(bodies) == 61
-        same = total = 0
-        before = b""
-        for body in bodies:
-            array = json.dumps(body.get("input") or body["messages"]).encode()[:-1]
-            same += next(
-                (n for n, (a, b) in enumerate(zip(before, array, strict=False)) if a != b), min(len(before), len(array))
-            )
-            total += len(array)
-            before = array
-        assert same / total >= 0.82
-
-
 # -- what a client is told -------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +14,7 @@ from click.testing import CliRunner, Result
 from proxy.cli import main
 from tests.functional.harness import COUNTER
 from tests.policies.judging import fenced
-from tests.upstream import Request, SimulatedAnswer, SimulatorSettings
+from tests.upstream import Request, SimulatorSettings
 from tests.upstream.app import serve_simulator
 
 pytestmark = pytest.mark.slow
@@ -84,52 +83,6 @@ def conversation(folder: Path, turns: int) -> Path:
     return path
 
 
-@pytest.mark.requirement("A0.125", "A0.131", "A0.122")
-def test_without_a_model_there_is_the_deterministic_score_and_fidelity_is_null() -> None:
-    result = run(DEMO, *ONE_BATCH, "--gate-coverage", 0.5, "--json")
-
-    assert result.exit_code == 0, result.stderr
-    report = json.loads(result.stdout)
-    assert report["total"]["score"] is None
-    assert all(each["score"] is None for each in report["compactions"])
-    assert 0.5 < report["total"]["coverage"] < 1
-    assert report["total"]["recoverable"] == 1.0
-    assert report["total"]["compression_ratio"] > 1
-    assert report["spent"]["calls"] == 0
-
-
-@pytest.mark.requirement("A0.125")
-def test_the_deterministic_gate_needs_no_model() -> None:
-    result = run(DEMO, *ONE_BATCH, "--gate-coverage", 1.0)
-
-    assert result.exit_code == 1
-    assert "is below the gate of 1" in result.stderr
-    assert next(row for row in result.stdout.splitlines() if row.startswith("all ")).count("null") == 5
-
-
-def test_wrong_usage_is_said_in_a_line(tmp_path: Path) -> None:
-    for arguments in (
-        (),
-        (DEMO, "--gate", 0.85),
-        (DEMO, "--model", "m"),
-        ("none.jsonl",),
-    ):
-        result = run(*arguments)
-        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
-
-
-@pytest.mark.requirement("A0.131")
-def test_a_run_without_any_compaction_passes_no_gate(tmp_path: Path) -> None:
-    (tmp_path / "short.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}')
-
-    free = run("short.jsonl")
-    gated = run("short.jsonl", "--gate-coverage", 0.5)
-
-    assert (free.exit_code, gated.exit_code) == (0, 1)
-    assert "Nothing was compacted" in free.stdout
-    assert "was not measured" in gated.stderr
-
-
 @pytest.mark.requirement("A0.125", "A0.71", "A0.56")
 @pytest.mark.parametrize(("wrong", "score", "code"), [(4, 0.80, 1), (3, 0.85, 0)])
 async def test_a_job_fails_below_the_gate_of_085(generated: Path, wrong: int, score: float, code: int) -> None:
@@ -169,48 +122,6 @@ async def test_the_shipped_recording_is_judged_and_shown_with_three_columns() ->
 
 
 @pytest.mark.requirement("A0.125")
-async def test_the_models_take_no_more_than_the_budget(generated: Path) -> None:
-    answer, seen = panel(0)
-    async with serve_simulator(SimulatorSettings(window=32_768, answer=answer), counter=COUNTER) as simulator:
-        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 32_768, "--budget", 200)
-        result = await run_beside(generated, "--window", 5_000, *models, "--gate", 0.85, "--json")
-
-    report = json.loads(result.stdout)
-    assert seen == []
-    assert report["total"]["score"] is None
-    assert set(report["total"]["unknown_because"]) == {"budget"}
-    assert result.exit_code == 1
-
-
-@pytest.mark.requirement("A0.131")
-async def test_a_small_model_reads_a_long_conversation_in_parts(generated: Path) -> None:
-    answer, seen = panel(0)
-    async with serve_simulator(SimulatorSettings(window=2_600, answer=answer), counter=COUNTER) as simulator:
-        models = ("--model", "sim", "--upstream", simulator.base_url, "--model-window", 2_600)
-        result = await run_beside(generated, "--window", 5_000, *models, "--count", 4, "--json")
-        refused = [each for each in simulator.ledger if each.status != 200]
-
-    transcripts = "".join(fenced(prompt_of(r)).get("transcript", "") for r in seen)
-    assert not refused
-    assert len(seen) > 4 + 2
-    assert all(f"quux{n}zed" in transcripts for n in range(12))
-    assert json.loads(result.stdout)["total"]["score"] == 1.0
-
-
-async def test_a_summariser_writes_the_summary_that_is_measured(tmp_path: Path) -> None:
-    settings = SimulatorSettings(window=32_768, summary_model="writer", answer=lambda _: SimulatedAnswer(text="none"))
-    async with serve_simulator(settings, counter=COUNTER) as simulator:
-        models = ("--summarizer", "writer", "--upstream", simulator.base_url)
-        result = await run_beside(conversation(tmp_path, 36), *ONE_BATCH, *models, "--json")
-        asked = [each.model for each in simulator.answered()]
-
-    report: dict[str, Any] = json.loads(result.stdout)
-    assert set(asked) == {"writer"}
-    assert report["spent"]["calls"] == len(asked) > 0
-    assert report["total"]["score"] is None
-
-
-@pytest.mark.requirement("A0.125")
 @pytest.mark.parametrize(("task", "expected"), [("coding", 2), ("support", 1)])
 async def test_own_questions_are_asked_by_the_task_of_a_conversation(
     tmp_path: Path, generated: Path, task: str, expected: int
@@ -234,13 +145,3 @@ async def test_own_questions_are_asked_by_the_task_of_a_conversation(
     assert len(asked) == expected
     assert ("What step is in progress?" in asked) == (task == "coding")
     assert (one["state"] is not None) == (task == "coding")
-
-
-@pytest.mark.parametrize("text", ["coding: []", "coding: {ask: x}", "- What?", "coding: [{asks: x}]", "a: [b"])
-def test_a_suite_that_cannot_be_read_is_wrong_usage(tmp_path: Path, text: str) -> None:
-    (tmp_path / "suite.yaml").write_text(text)
-
-    result = run(DEMO, "--model", "m", "--upstream", "http://127.0.0.1:9/v1", "--questions", "suite.yaml")
-
-    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
-    assert "suite.yaml" in result.stderr

@@ -98,37 +98,6 @@ async def test_a_foreign_page_spends_no_key_of_the_operator(tmp_path: Path) -> N
 
 
 @pytest.mark.requirement("P7", "S.10")
-async def test_a_name_bound_to_loopback_spends_no_key_of_the_operator(tmp_path: Path) -> None:
-    async with weir_that_pays(tmp_path) as (target, seen):
-        port = urlsplit(target.root).port
-        for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example"):
-            for path, method in ((CHAT, "POST"), (EMBEDDINGS, "POST"), (MODELS, "GET"), ("/v1/files/1/content", "GET")):
-                for origin in ({}, {"origin": f"http://{host}", "authorization": "Bearer anything"}):
-                    status, headers, _ = await sent(target, path, {"host": host, **origin}, method=method)
-                    assert status == 403, (host, path)
-                    assert not grants(headers)
-        assert not seen
-        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"host.docker.internal:{port}"):
-            assert (await sent(target, CHAT, {"host": host}))[0] == 200, host
-        assert (await sent(target, CHAT, {"host": "weir.lan", "authorization": "Bearer key-of-the-app"}))[0] == 200
-
-
-@pytest.mark.requirement("P7", "S.10")
-async def test_programs_and_pages_with_a_key_of_their_own_are_served(tmp_path: Path) -> None:
-    page = {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}
-    async with weir_that_pays(tmp_path) as (target, _):
-        for path in (CHAT, EMBEDDINGS):
-            status, headers, _ = await sent(target, path, {"authorization": "Bearer anything"})
-            assert (status, grants(headers)) == (200, []), "a program sends neither header and is not told of grants"
-            own = {"origin": target.root, "sec-fetch-site": "same-origin"}
-            assert (await sent(target, path, own))[0] == 200
-            known = await sent(target, path, {**page, "authorization": "Bearer key-of-the-app"})
-            assert (known[0], bool(grants(known[1]))) == (200, True)
-        answer = await target.client("sk-any").chat.completions.create(model="sim", messages=opening())
-        assert answer.choices[0].message.content == "spent"
-
-
-@pytest.mark.requirement("P7", "S.10")
 async def test_where_clients_pay_a_page_needs_the_clients_key(tmp_path: Path) -> None:
     page = {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}
     asking = {**page, "access-control-request-method": "POST"}
@@ -147,27 +116,3 @@ async def test_where_clients_pay_a_page_needs_the_clients_key(tmp_path: Path) ->
             assert bound[0] == 403
         assert sum(b"sk-mine" in each for each in seen) == 2
         assert len(seen) == 4
-
-
-@pytest.mark.requirement("P7", "S.10")
-async def test_a_preflight_is_granted_nothing_where_the_operator_pays(tmp_path: Path) -> None:
-    asking = {
-        "origin": "https://evil.example",
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "authorization, content-type",
-        "access-control-request-private-network": "true",
-    }
-    for mode in ("open", "keys"):
-        async with weir_that_pays(tmp_path, mode=mode) as (target, seen):
-            for path in (CHAT, EMBEDDINGS, MODELS):
-                status, headers, _ = await sent(target, path, asking, method="OPTIONS", body=b"")
-                assert (status, grants(headers)) == (403 if mode == "open" else 401, [])
-            assert not seen
-
-
-@pytest.mark.requirement("P7")
-async def test_a_key_that_has_to_be_known_is_enough_for_any_page(tmp_path: Path) -> None:
-    async with weir_that_pays(tmp_path, mode="keys") as (target, _):
-        for page in FOREIGN:
-            assert (await sent(target, CHAT, {**page, "authorization": "Bearer key-of-the-app"}))[0] == 200
-            assert (await sent(target, CHAT, page))[0] == 401

@@ -9,7 +9,6 @@ import pytest
 
 from proxy.http import probes
 from tests.functional.harness import ROOT, free_port, weir
-from tests.functional.scripted import scripted, whole
 
 
 async def ready(root: str, wanted: int) -> bool:
@@ -40,15 +39,3 @@ async def test_readiness_knows_that_an_upstream_is_frozen_and_that_it_is_back(mo
     finally:
         upstream.kill()
         await upstream.wait()
-
-
-async def test_however_many_ask_whether_it_is_ready_the_upstream_is_asked_once() -> None:
-    async with (
-        scripted(lambda _: whole({})) as upstream,
-        weir(upstream.base_url) as target,
-        httpx.AsyncClient() as http,
-    ):
-        before = upstream.connections
-        found = await asyncio.gather(*(http.get(f"{target.root}/readyz") for _ in range(20)))
-        assert {each.status_code for each in found} == {200}
-        assert upstream.connections == before + 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from policies.health import KEPT
-from proxy.cli import main
-from proxy.features.alerts import Alerts
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import ALONE, COUNTER, SHARED, TOOLS, Deployment, InTurns, Talk, prose, tool_step
 from tests.proxy.test_alerts import webhook
@@ -63,12 +58,6 @@ async def ask(target: InTurns, path: str, *, key: str = "sk-test", status: int =
     return found.json()
 
 
-async def told(target: InTurns) -> None:
-    """Have every alert told."""
-    for each in target.weirs:
-        await each.runtime.features[Alerts].close()
-
-
 def due(found: Any) -> list[tuple[str, bool]]:
     """The kinds of a conversation's alerts, oldest first, and whether they are open."""
     return [(alert["kind"], alert["closed"] is None) for alert in reversed(found["alerts"])]
@@ -105,55 +94,6 @@ async def test_a_conversation_alerts_on_its_third_request_above_the_mark_once_an
     assert [json.loads(body)["data"]["kind"] for _, _, body in hook.got] == ["utilization"]
 
 
-@pytest.mark.requirement("A0.124", "A0.127")
-async def test_replicas_in_turns_open_an_episode_once_tell_it_once_and_close_it(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    """Nothing is waited for within an episode: what the one has seen is not stored when the other one answers."""
-    shared = Deployment(postgres_url, 2)
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        webhook() as hook,
-        watched(tmp_path, simulator, FULL, deployment=shared, hook=hook.url) as replicas,
-    ):
-        for episode in range(2):
-            long, short = talk(replicas, seed=10 * episode), talk(replicas, seed=10 * episode + 1)
-            long.grow(6)
-            await long.chat(6)
-            await replicas.settled()
-            await short.chat(4)
-            await replicas.settled()
-        found = await ask(replicas, f"conversations/{NAME}/health")
-        await told(replicas)
-    assert due(found) == [("utilization", False), ("utilization", False)]
-    assert len(found["history"]) == 20
-    assert len(hook.got) == 2
-
-
-@ALONE
-@pytest.mark.requirement("A0.124")
-async def test_an_episode_that_is_over_is_closed_and_the_next_one_is_another(
-    tmp_path: Path, deployment: Deployment
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        webhook() as hook,
-        watched(tmp_path, simulator, FULL, deployment=deployment, hook=hook.url) as target,
-    ):
-        chat = talk(target)
-        await chat.chat(8)
-        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", True)]
-        assert (await ask(target, "health"))["open"] == {"critical": 1, "warning": 0, "info": 0}
-        del chat.messages[4:]
-        await chat.chat(1)
-        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", False)]
-        assert (await ask(target, "health"))["status"] == "ok"
-        await chat.chat(8)
-        assert due(await ask(target, f"conversations/{NAME}/health")) == [("utilization", False), ("utilization", True)]
-        await told(target)
-    assert len(hook.got) == 2
-
-
 @ALONE
 @pytest.mark.requirement("A0.121", "A3.17")
 async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third_call(
@@ -184,70 +124,6 @@ async def test_a_model_that_asks_the_same_again_and_again_is_a_loop_at_the_third
         assert [each["read_file"][0] for each in found[1:5]] == [1, 1, 1, 1]
         history = (await ask(target, f"conversations/{NAME}/health"))["history"]
         assert len(history) == len(timeline["data"]) - 1
-
-
-@SHARED
-@pytest.mark.requirement("A0.118", "A0.124")
-async def test_a_critical_alert_has_the_state_saved(tmp_path: Path, deployment: Deployment) -> None:
-    policy = "health: {utilization: 0.12}, checkpoints: {save_at: 1.0}"
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, policy, deployment=deployment, window=32_768) as target,
-    ):
-        chat = talk(target)
-        while not any(alert["kind"] == "utilization" for alert in (await ask(target, "health"))["data"]):
-            await chat.agent(1)
-            assert chat.turns < 60
-        await chat.agent(3)
-        versions = (await ask(target, f"conversations/{NAME}/checkpoints"))["data"]
-        assert [each["reason"] for each in versions if each["reason"] != "milestone"] == ["critical"]
-
-
-@SHARED
-@pytest.mark.requirement("A0.124")
-@pytest.mark.parametrize(("policy", "expected"), [("mode: observe", True), ("mode: enforce", False)])
-async def test_an_overflow_is_foreseen_where_nothing_will_be_removed_and_only_there(
-    policy: str, expected: bool, tmp_path: Path, deployment: Deployment
-) -> None:
-    small = 4_096
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(
-            tmp_path, simulator, f"{policy}, health: {{utilization: 1}}", deployment=deployment, window=small
-        ) as target,
-    ):
-        chat = talk(target)
-        for _ in range(9):
-            await chat.agent(1)
-            await target.settled()  # what another process has answered is foreseen from once it is stored
-        found = await ask(target, f"conversations/{NAME}/health")
-        assert ("overflow" in {alert["kind"] for alert in found["alerts"]}) is expected
-        if expected:
-            # W - R is 4,096 - 512; a step adds some 480 tokens
-            alert = next(alert for alert in found["alerts"] if alert["kind"] == "overflow")
-            assert alert["value"] <= 2
-            rows = (await ask(target, f"conversations/{NAME}/timeline"))["data"]
-            at = next(row for row in rows if row["at"] == alert["at"])
-            room = small - 512 - at["tokens_before"]
-            assert 0.8 * at["velocity"] < room <= 2.01 * at["velocity"]
-
-
-@ALONE
-@pytest.mark.requirement("A0.124")
-async def test_a_caller_sees_its_own_alerts_and_the_operator_all(tmp_path: Path, deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, FULL, deployment=deployment) as target,
-    ):
-        for key, name in (("sk-one-12345", "one"), ("sk-two-12345", "two")):
-            await talk(target, key=key, name=name).chat(8)
-        for key, expected in (("sk-one-12345", {"one"}), ("sk-two-12345", {"two"}), (ADMIN, {"one", "two"})):
-            found = await ask(target, "health", key=key)
-            assert {alert["conversation"] for alert in found["data"]} == expected
-            assert found["open"]["critical"] == len(expected)
-        await ask(target, "conversations/one/health", key="sk-two-12345", status=404)
-        assert len((await ask(target, "health?limit=1", key=ADMIN))["data"]) == 1
-        assert len((await ask(target, "conversations/one/health?limit=2", key=ADMIN))["history"]) == 2
 
 
 @ALONE
@@ -291,52 +167,6 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     ]
 
 
-@ALONE
-@pytest.mark.requirement("A0.119", "A0.120", "A0.126")
-async def test_weirs_own_way_of_working_raises_no_alert(tmp_path: Path, deployment: Deployment) -> None:
-    """Batches in a small window: large evictions and summaries, far apart."""
-    async with (
-        serve_simulator(SimulatorSettings(window=16_384), counter=COUNTER) as simulator,
-        watched(
-            tmp_path, simulator, "mode: enforce, health: {tool_bloat: 1}", deployment=deployment, window=16_384
-        ) as target,
-    ):
-        chat = talk(target)
-        await chat.agent(45)
-        found = await ask(target, f"conversations/{NAME}/health")
-    assert sum(actions != "none" for actions in chat.actions()) > 5
-    assert [alert["kind"] for alert in found["alerts"] if alert["level"] != "info"] == []
-    assert len(found["history"]) == 45 < KEPT
-
-
-def run(folder: Path, *words: str) -> str:
-    ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
-
-
-@pytest.mark.requirement("A0.128")
-async def test_the_command_tells_the_same(tmp_path: Path, deployment: Deployment) -> None:
-    policy = "mode: enforce, buckets: {tool_outputs: {cap: 0.10}, history: {cap: 0.60}}"
-    async with (
-        serve_simulator(SimulatorSettings(window=100_000), counter=COUNTER) as simulator,
-        watched(tmp_path, simulator, policy, deployment=deployment, window=16_384) as target,
-    ):
-        await talk(target, name="task-3", seed=4).agent(7)
-        await ask(target, "conversations", key=ADMIN)
-    with (tmp_path / "weir.yaml").open("a") as file:
-        file.write(f'store: {{url: "{deployment.url}"}}\n')
-    table = await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3")
-    assert re.search(r"^trend +rising *$", table, re.MULTILINE)
-    assert re.search(r"^utilization +0\.\d\d *$", table, re.MULTILINE)
-    told = json.loads(await asyncio.to_thread(run, tmp_path, "conversations", "show", "task-3", "--json"))["health"]
-    assert (len(told["history"]), told["trend"]["trend"]) == (7, "rising")
-
-
-SIZES = (60, 520, 280, 30, 400, 120, 640, 90)
-"""Words of tool results, one after the other: as uneven as an agent's are."""
-
-
 async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...], fixed: int = 0) -> tuple[Any, Any]:
     """45 steps in a window of 8,192 tokens: the conversation's health, and its timeline."""
     async with (
@@ -350,6 +180,10 @@ async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...],
             chat.messages[-1]["content"] = prose(sizes[step % len(sizes)], seed=step)
         health = await ask(target, f"conversations/{NAME}/health")
         return health, (await ask(target, f"conversations/{NAME}/timeline"))["data"]
+
+
+SIZES = (60, 520, 280, 30, 400, 120, 640, 90)
+"""Words of tool results, one after the other: as uneven as an agent's are."""
 
 
 @ALONE
@@ -368,7 +202,7 @@ async def test_a_small_window_that_is_kept_well_has_one_episode_at_most(
 
 
 @ALONE
-@pytest.mark.requirement("A0.119", "A0.126")
+@pytest.mark.requirement("A0.119", "A0.126", "A3.16")
 async def test_a_window_that_its_prompt_fills_thrashes_once(tmp_path: Path, deployment: Deployment) -> None:
     found, _ = await small(tmp_path, deployment, sizes=(120,), fixed=3_000)
     assert [kind for kind, _ in due(found)].count("thrash") == 1

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,7 @@ import openai
 import pytest
 
 from proxy.wire.responses import RESPONSES
-from tests.functional.harness import (
-    COUNTER,
-    SHARED,
-    Deployment,
-    RunningWeir,
-    WeirProcess,
-    free_port,
-    prose,
-    ruled,
-    weir,
-)
+from tests.functional.harness import COUNTER, SHARED, Deployment, RunningWeir, WeirProcess, free_port, prose, weir
 from tests.upstream import Dialect, SimulatedAnswer, SimulatedCall, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
@@ -139,21 +128,6 @@ async def test_a_chain_of_many_steps_goes_through_a_small_window(streams: bool, 
         assert len({each["x-weir-conversation"] for each in agent.headers}) == 1
 
 
-async def test_a_chain_whose_record_is_lost_is_relayed_and_told_what_its_upstream_says() -> None:
-    async with upstream() as simulator:
-        async with weir(simulator.base_url) as running:
-            agent = Chained(running.client())
-            await agent.steps(3)
-        async with weir(simulator.base_url) as running:
-            again = Chained(running.client())
-            again.last = agent.last
-            with pytest.raises(openai.BadRequestError) as refused:
-                await again.steps(STEPS, start=3)
-            assert refused.value.code == "context_length_exceeded"
-            assert bodies(simulator)[4:] == again.sent
-            assert again.restarts == 0
-
-
 async def test_a_chain_goes_on_in_a_process_that_was_started_anew(tmp_path: Path) -> None:
     arguments = ["--store", f"sqlite+aiosqlite:///{tmp_path / 'w.db'}", "--window", "8192"]
     async with upstream() as simulator:
@@ -167,17 +141,6 @@ async def test_a_chain_goes_on_in_a_process_that_was_started_anew(tmp_path: Path
         assert agent.restarts == 1
         assert answer.output[-1].type == "function_call"
         assert [each.status for each in simulator.answered()] == [200] * 19
-
-
-@pytest.mark.requirement("A0.7")
-@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-async def test_an_upstream_with_a_smaller_window_is_asked_with_the_whole(streams: bool) -> None:
-    async with upstream() as simulator, weir(simulator.base_url, window=16384) as running:
-        agent = Chained(running.client(), streams=streams)
-        await agent.steps(20)
-        assert 1 <= agent.restarts <= 2
-        refused = [each.status for each in simulator.answered()].count(400)
-        assert refused == sum("retry=1" in each["x-weir-actions"] for each in agent.headers) == 1
 
 
 @pytest.mark.requirement("R.25")
@@ -247,33 +210,6 @@ async def test_another_tenant_knows_nothing_of_an_answer() -> None:
         assert "x-weir-conversation" not in mine.headers[-1]
 
 
-async def test_a_policy_may_refuse_or_relay_what_it_does_not_hold() -> None:
-    async with upstream() as simulator, weir(simulator.base_url, balanced={"server_state": "refuse"}) as running:
-        agent = Chained(running.client())
-        await agent.ask(TASK)
-        with pytest.raises(openai.BadRequestError, match="send all of it") as refused:
-            await agent.ask("Go on.")
-        assert refused.value.param == "previous_response_id"
-    async with upstream() as simulator, weir(simulator.base_url, balanced={"server_state": "relay"}) as running:
-        agent = Chained(running.client())
-        with pytest.raises(openai.BadRequestError):
-            await agent.steps(STEPS)
-        assert bodies(simulator) == agent.sent
-
-
-async def test_nothing_that_is_said_is_stored_where_that_is_not_wanted(tmp_path: Path) -> None:
-    yaml = ruled("http://127.0.0.1:1/v1", {}) + "store: {content: digest}\n"
-    async with upstream() as simulator:
-        yaml = yaml.replace("http://127.0.0.1:1/v1", simulator.base_url)
-        async with weir("", tmp_path / "w.db", yaml=yaml, folder=tmp_path) as running:
-            agent = Chained(running.client())
-            await agent.steps(18)
-            assert agent.restarts == 1
-            await running.stored()
-            tenant = next(iter(running.runtime.answers._rows))[0]
-            assert await running.runtime.store.answers(tenant, agent.last.id) == []
-
-
 @SHARED
 async def test_whichever_process_is_asked_knows_the_chain(deployment: Deployment) -> None:
     async with upstream() as simulator, deployment.serving(simulator.base_url) as weirs:
@@ -319,95 +255,6 @@ class Naming:
                 self.items.append(result_of(item, number))
             else:
                 self.items.append({"id": item.id} if self.bare else {"type": "item_reference", "id": item.id})
-
-
-@pytest.mark.parametrize("bare", [False, True], ids=["typed", "bare"])
-async def test_items_that_are_only_named_are_read_as_what_they_are(bare: bool) -> None:
-    async with upstream() as simulator, weir(simulator.base_url) as running:
-        client = Naming(running.client(), bare=bare)
-        for step in range(1, 20):
-            await client.step(step)
-        assert len({each["x-weir-conversation"] for each in client.headers}) == 1
-        assert any("compact" in each["x-weir-actions"] for each in client.headers)
-        assert all(each.status == 200 for each in simulator.answered())
-
-
-@pytest.mark.parametrize("more", [{"type": "item_reference"}, {}, {"type": None}], ids=["typed", "bare", "null"])
-async def test_an_item_that_nobody_knows_is_the_providers_to_find(more: dict[str, Any]) -> None:
-    """What it stands for may be long: nothing is planned around it, and what the provider says goes to the client."""
-    async with upstream() as simulator, weir(simulator.base_url) as running:
-        client = Naming(running.client())
-        await client.step(1)
-        client.items.insert(1, {"id": "rs_of_somebody_else", **more})
-        with pytest.raises(openai.NotFoundError, match="rs_of_somebody_else"):
-            await client.step(2)
-        assert bodies(simulator) == client.sent
-        assert simulator.answered()[-1].status == 404
-
-
-@pytest.mark.parametrize("linked", [False, True], ids=["whole", "linked"])
-async def test_a_request_with_an_item_that_is_known_no_more_is_relayed_and_so_is_its_error(linked: bool) -> None:
-    async with upstream() as simulator:
-        async with weir(simulator.base_url) as running:
-            before = Naming(running.client())
-            for step in range(1, 4):
-                await before.step(step)
-        async with weir(simulator.base_url) as running:
-            client = Naming(running.client())
-            client.items = before.items
-            refused = None
-            for step in range(4, STEPS):
-                try:
-                    await client.step(step, linked=linked)
-                except openai.BadRequestError as error:
-                    refused = error
-                    break
-            assert refused is not None
-            assert refused.code == "context_length_exceeded"
-            assert bodies(simulator)[3:] == client.sent
-            assert {each["x-weir-actions"] for each in client.headers} == {"none"}
-            assert not any("x-weir-conversation" in each for each in client.headers)
-
-
-def plain(request: dict[str, Any]) -> SimulatedAnswer:
-    """Answers that begin as those of a model without reasoning do: calls alone, and later ones with words."""
-    answer = say(request)
-    said = "" if len(request["messages"]) < 5 else "One more file."
-    return replace(answer, reasoning="", text=answer.text or said)
-
-
-async def test_an_item_of_an_answer_to_a_request_that_named_none_is_known_after_a_restart(tmp_path: Path) -> None:
-    settings = SimulatorSettings(answer=plain)
-    async with serve_simulator(settings, counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as running:
-            before = Naming(running.client())
-            for step in range(1, 6):
-                await before.step(step)
-        async with weir(simulator.base_url, tmp_path / "w.db") as running:
-            client = Naming(running.client())
-            client.items = before.items
-            for step in range(6, 20):
-                await client.step(step)
-    assert all("x-weir-conversation" in each for each in client.headers)
-    assert any("compact" in each["x-weir-actions"] for each in client.headers)
-
-
-async def test_what_a_client_no_longer_names_is_missed_no_more() -> None:
-    async with upstream() as simulator:
-        async with weir(simulator.base_url) as running:
-            before = Naming(running.client())
-            await before.step(1)
-        async with weir(simulator.base_url) as running:
-            client = Naming(running.client())
-            client.items = list(before.items)
-            await client.step(2)
-            assert "x-weir-conversation" not in client.headers[-1]
-            del client.items[1 : len(before.items)]
-            for step in range(3, 20):
-                await client.step(step)
-            assert all("x-weir-conversation" in each for each in client.headers[1:])
-            assert any("compact" in each["x-weir-actions"] for each in client.headers)
-            assert {each.status for each in simulator.answered()} == {200}
 
 
 @pytest.mark.requirement("S.1")
@@ -481,16 +328,6 @@ async def test_a_thread_of_many_steps_goes_through_a_small_window(stream: bool, 
         assert [each.status for each in simulator.answered()] == [200] * len(threads)
         assert threads.count("continue") + threads.count("create") == steps + 1
         assert 2 <= threads.count("create") <= 5
-
-
-async def test_a_thread_that_its_upstream_has_lost_is_created_anew_by_the_client() -> None:
-    async with upstream(18, thread_seconds=0.0, **ANTHROPIC) as simulator, weir(simulator.base_url) as running:
-        last = await run_tools(running)
-        assert last.content[-1].text == "It is done."
-        statuses = [each.status for each in simulator.answered()]
-        assert statuses.count(404) == 2  # after the second one the SDK sends everything
-        assert statuses.count(400) == 0
-        assert len(await running.runtime.store.conversations(None)) == 1
 
 
 async def test_a_thread_that_is_refused_goes_on_with_everything() -> None:

@@ -7,22 +7,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from proxy.app import running
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
-from proxy.config.loading import load_config
-from proxy.config.values import Flags
 from proxy.features.feature import Overflow, Turn, TurnEnd
 from proxy.features.plugins import NewResult, Plugin, Plugins
-from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     ALONE,
     COUNTER,
     SHARED,
-    TOKENIZER,
     TOOLS,
     Deployment,
     WeirProcess,
@@ -101,31 +95,6 @@ def turns(plugin: Noting) -> list[list[str]]:
     return list(by_request.values())
 
 
-@ALONE
-@pytest.mark.requirement("A0.132")
-async def test_an_overflow_stands_between_start_and_end_whoever_says_so(deployment: Deployment) -> None:
-    plugin = Noting()
-    async with serve_simulator(SimulatorSettings(window=2048), counter=COUNTER) as simulator:
-        messages = opening()
-        for number in range(6):
-            messages += tool_step(number)
-        async with deployment.serving(simulator.base_url, hooks=[plugin], window=8192) as target:
-            await target.client().chat.completions.create(model="sim", messages=messages, tools=TOOLS, max_tokens=64)
-        async with deployment.serving(simulator.base_url, hooks=[plugin], window=2048) as target:
-            with pytest.raises(openai.BadRequestError):
-                await target.client().chat.completions.create(
-                    model="sim", messages=[{"role": "system", "content": "rule " * 9000}, *opening()[1:]], max_tokens=64
-                )
-    by_upstream, by_weir = turns(plugin)
-    assert by_upstream[0] == "turn_start"
-    assert by_upstream[-2:] == ["overflow", "turn_end"]
-    assert by_weir == ["turn_start", "overflow", "turn_end"]
-    facts = [fact for name, _, fact in plugin.seen if name == "overflow"]
-    assert (facts[0].source, facts[0].limit) == ("upstream", 2048)
-    assert facts[-1].source == "planned"
-    assert plugin.seen[-1][2].outcome == "context_length_exceeded"
-
-
 class Failing(Noting):
     """Raises in the first two, sleeps in the last; ``ended`` counts those that were ended in their sleep."""
 
@@ -178,24 +147,6 @@ async def test_what_comes_while_a_plugins_queue_is_full_is_missed_and_said(caplo
     await plugins.close()
     assert [turn.request for _, turn, _ in noting.seen] == ["0", "1"]
     assert "too slow: it misses a turn_start" in caplog.text
-
-
-async def test_a_plugin_without_a_callback_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    class Partial:
-        async def turn_start(self, turn: Turn) -> None: ...
-
-        def turn_end(self, turn: Turn, end: TurnEnd) -> None: ...
-
-    config = load_config(None, env={}, flags=Flags(store=f"sqlite+aiosqlite:///{tmp_path}/w.db"))
-    with pytest.raises(TypeError, match="Partial has no async tool_result, overflow, turn_end"):
-        async with running(
-            config,
-            telemetry=Telemetry.create(OtelSettings()),
-            tokenizer=TOKENIZER,
-            hooks=[Partial()],  # type: ignore[list-item]
-        ):
-            pass
-    assert list(tmp_path.iterdir()) == []
 
 
 PLUGIN = """

@@ -1,17 +1,14 @@
-"""YAML and JSON that is made to crash or to hold up whoever reads it: set over HTTP, reloaded, or linted."""
+"""YAML and JSON that is made to crash or to hold up whoever reads it: set over HTTP, or reloaded."""
 
 import asyncio
 import signal
-import sys
-import threading
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from proxy.config.file import ConfigError, parse_document
-from proxy.config.presets import read_policy
-from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
+from tests.functional.harness import COUNTER, WeirProcess, free_port, opening
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -97,61 +94,6 @@ def refusals(weir: WeirProcess) -> list[str]:
     return [line for line in weir.log if "the new configuration is not used" in line]
 
 
-async def test_lint_names_the_line_and_fails(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(HOSTILE["a list of lists"][0])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", "policy", "lint", str(path), cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2, said
-    assert f"mine.yaml:2: {NESTED}" in said.decode()
-
-
 def test_what_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine: larger than 1 MiB"):
         parse_document("a: 1\n" + "# x\n" * 300_000, name="mine", env={})
-
-
-def test_numbers_that_take_for_ever_to_compute_are_no_values() -> None:
-    for number in ("1" + ":0" * 200_000, "9" * 5_000, "0x" + "f" * 200_000):
-        with pytest.raises(ConfigError, match=r"mine:1: a: not a plain value"):
-            parse_document(f"a: {number}\n", name="mine", env={})
-    assert parse_document("a: [12, 1.5, 0x1f, -3]\n", name="mine", env={}).data == {"a": [12, 1.5, 31, -3]}
-
-
-def test_variables_that_never_end_are_looked_at_once() -> None:
-    for text in ("${A:-" * 150_000, "${A:-$" * 150_000, "${A" * 200_000, "${A:-${B}}"):
-        with pytest.raises(ConfigError, match="a variable is written"):
-            parse_document(f"a: '{text}'", name="a", env={"B": "b"})
-    assert parse_document("a: '${A:-x$y}${B}'", name="a", env={"B": "b"}).data == {"a": "x$yb"}
-
-
-def test_aliases_that_people_write_are_read_as_before() -> None:
-    text = "a: &a {cap: 0.1, on_overflow: warn}\nb: *a\nc: [*a, *a]\nd: &d word\ne: *d\n"
-    own = {"cap": 0.1, "on_overflow": "warn"}
-    assert parse_document(text, name="mine", env={}).data == {
-        "a": own, "b": own, "c": [own, own], "d": "word", "e": "word",
-    }  # fmt: skip
-    assert read_policy("mine", '{"about": "\\u00e9", "zones": {"orange_at": 0.7}}') == {
-        "about": "é", "zones": {"orange_at": 0.7},
-    }  # fmt: skip
-
-
-async def test_a_policy_that_is_set_is_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxy.http import admin
-    from tests.functional.api import ADMIN as OF_THE_API
-    from tests.functional.api import serving
-
-    threads: list[threading.Thread] = []
-
-    def reading(name: str, text: str) -> object:
-        threads.append(threading.current_thread())
-        return read_policy(name, text)
-
-    monkeypatch.setattr(admin, "read_policy", reading)
-    async with serving(tmp_path) as api:
-        answer = await api.ask("PUT", "policies/mine", b"preset: balanced", key=OF_THE_API)
-        assert answer.status_code == 201
-    assert threads
-    assert threading.main_thread() not in threads

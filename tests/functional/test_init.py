@@ -11,9 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from proxy.access.destination import rule_for, upstream_for
 from proxy.cli import main
-from proxy.config.loading import load_config
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port
 from tests.functional.test_demo import read
 from tests.upstream.app import serve_simulator
@@ -50,20 +48,6 @@ def test_what_it_writes_passes_check_and_the_strictest_lint(options: tuple[str, 
     words = Path("weir.yaml").read_text()
     assert sum("#" in line for line in words.splitlines()) > 8
     assert all(len(line) <= 120 for line in words.splitlines())
-
-
-def test_what_is_given_stands_in_the_file_and_the_key_only_by_its_variable() -> None:
-    weir("init", "--upstream", "http://127.0.0.1:9/v1/", "--key-variable", "MY_KEY", "--window", "4096", "--yes")
-
-    config = load_config(Path("weir.yaml"), env={"MY_KEY": "sk-mine"})
-
-    assert upstream_for(config, "any").base_url == "http://127.0.0.1:9/v1"
-    assert upstream_for(config, "any").api_key.get_secret_value() == "sk-mine"
-    rule = rule_for(config.models, "any")
-    assert rule is not None
-    assert rule.window == 4096
-    assert upstream_for(load_config(Path("weir.yaml"), env={}), "any").passes_key
-    assert config.policy().name == "mine"
 
 
 def test_an_existing_file_stays_as_it_is() -> None:

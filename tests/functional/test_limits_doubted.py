@@ -1,25 +1,15 @@
-"""A window that is named once and was passed before, and an answer that is counted in."""
+"""A window that an upstream names and that was passed before."""
 
 from pathlib import Path
 
 from proxy.runtime import Runtime
 from tests.functional.harness import prose, weir
 from tests.functional.scripted import Asked, Reply, scripted, whole
-from tests.functional.test_limits_of_every_kind import (
-    Strict,
-    Talk,
-    answer_of,
-    array_of,
-    batches,
-    each_endpoint,
-    refusal_of,
-    tokens_in,
-)
+from tests.functional.test_limits_of_every_kind import Talk, answer_of, refusal_of, tokens_in
 
 WIDE = 32_000
 SMALL = 6_000
 MINUTES = 60.0
-STEPS = 8
 
 
 class Router:
@@ -58,19 +48,6 @@ async def read_parts(talk: Talk, steps: int, *, words: int = 400) -> None:
         await talk.ask()
 
 
-@each_endpoint
-async def test_a_window_below_what_has_passed_holds_for_the_request_that_it_refused(endpoint: str) -> None:
-    router = Router(endpoint, {13})
-    async with scripted(router) as upstream, weir(upstream.base_url, window=WIDE) as target:
-        talk = Talk(target, endpoint)
-        await read_parts(talk, 13, words=1_000)
-        assert router.sent[-2] > 2 * SMALL > SMALL > router.sent[-1]
-        assert windows_of(target.runtime) == []
-        await read_parts(talk, 8, words=1_000)
-    assert talk.statuses == [200] * 21
-    assert max(router.sent[13:]) > SMALL
-
-
 async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path: Path) -> None:
     router = Router("chat", {20, 22})
     async with scripted(router) as upstream, weir(upstream.base_url, tmp_path / "w.db", window=WIDE) as target:
@@ -94,74 +71,3 @@ async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path
         await other.ask()
         assert router.sent[-1] > SMALL
         assert {*talk.statuses, *believed.statuses, *other.statuses} == {200}
-
-
-async def test_a_window_below_what_passes_now_does_not_hold_any_more() -> None:
-    router = Router("chat", {1})
-    async with scripted(router) as upstream, weir(upstream.base_url, window=WIDE) as target:
-        first = Talk(target, "chat", first=prose(9_000, seed=0))
-        await first.ask()
-        assert windows_of(target.runtime) == [SMALL]
-        target.runtime.limits_resolver.limits.passed(target.runtime.limits_resolver.learned()[0].scope, 2 * SMALL)
-        assert windows_of(target.runtime) == []
-
-
-@each_endpoint
-async def test_an_answer_that_is_counted_into_the_window_is_asked_to_be_shorter_from_then_on(
-    endpoint: str, tmp_path: Path
-) -> None:
-    limit = "max_output_tokens" if endpoint == "responses" else "max_tokens"
-    window = 8_192
-
-    def rule(asked: Asked) -> Reply | None:
-        prompt = tokens_in(asked)
-        answer = asked.json[limit]
-        if prompt + answer <= window:
-            return None
-        if endpoint == "messages":
-            text = f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {window}, decrease it"
-            return refusal_of(endpoint, text)
-        text = (
-            f"This model's maximum context length is {window} tokens. However, you requested {prompt + answer} tokens "
-        )
-        return refusal_of(endpoint, f"{text}({prompt} in the messages, {answer} in the completion).")
-
-    strict = Strict(endpoint, rule)
-    async with scripted(strict) as upstream:
-        for number in range(2):
-            async with weir(upstream.base_url, tmp_path / "w.db", window=window) as target:
-                talk = Talk(target, endpoint, first=f"Read the parts, {number}.")
-                for step in range(STEPS):
-                    talk.says(prose(150, seed=step))
-                    await talk.ask(**{limit: 6_000})
-            assert talk.statuses == [200] * STEPS
-            assert strict.refused == 1, "the second process knows it from the store"
-    for taken in (strict.sent[:STEPS], strict.sent[STEPS:]):
-        assert batches([array_of(each) for each in taken]) == 0
-        assert b"[weir" not in taken[-1].body
-        assert taken[-1].json[limit] < 6_000
-        assert tokens_in(taken[-1]) + taken[-1].json[limit] > 0.9 * window
-
-
-@each_endpoint
-async def test_an_answer_is_left_the_floor_of_its_reserve_and_what_is_old_makes_way(endpoint: str) -> None:
-    limit = "max_output_tokens" if endpoint == "responses" else "max_tokens"
-    window = 8_192
-
-    def rule(asked: Asked) -> Reply | None:
-        prompt = tokens_in(asked)
-        answer = asked.json[limit]
-        if prompt + answer <= window:
-            return None
-        text = f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {window}, decrease it"
-        return refusal_of(endpoint, text)
-
-    strict = Strict(endpoint, rule)
-    async with scripted(strict) as upstream, weir(upstream.base_url, window=4 * window) as target:
-        talk = Talk(target, endpoint, first="Read the parts.")
-        for step in range(5):
-            talk.says(prose(150, seed=step))
-        talk.says(prose(1_700, seed=6))
-        await talk.ask(**{limit: 3_000})
-    assert talk.statuses == [200]
-    assert strict.sent[-1].json[limit] >= window // 16

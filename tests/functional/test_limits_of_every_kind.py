@@ -236,18 +236,6 @@ async def test_a_body_that_a_gateway_takes_for_too_large_shrinks(endpoint: str, 
     assert batches([array_of(each) for each in strict.sent]) <= 10
 
 
-@each_endpoint
-async def test_what_nothing_can_be_taken_out_of_is_refused_in_the_upstreams_words(endpoint: str) -> None:
-    strict = Strict(endpoint, lambda _: refusal_of(endpoint, "Too many images in request: 9 images, maximum is 8"))
-    async with scripted(strict) as upstream, weir(upstream.base_url, window=200_000) as target:
-        talk = Talk(target, endpoint)
-        talk.says("all at once", *(png(64, 64, seed=n) for n in range(MOST + 1)))
-        await talk.ask()
-    assert talk.statuses == [400]
-    assert strict.refused == 1
-    assert talk.told[0] == refusal_of(endpoint, "Too many images in request: 9 images, maximum is 8").chunks[0]
-
-
 @each_once
 @each_endpoint
 @pytest.mark.parametrize("status", [413, 502, 504])

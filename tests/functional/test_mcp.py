@@ -12,7 +12,7 @@ import httpx2
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.functional.harness import COUNTER, EVICTING, TOOLS, Deployment, InTurns, Talk, prose
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, Deployment, InTurns, Talk
 from tests.upstream import Dialect, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 
@@ -103,18 +103,6 @@ async def test_what_was_removed_is_found_by_words_and_read_by_its_ref(tmp_path: 
             assert "nothing was removed" in await called(session, "read", ref="0123456789ab")
 
 
-async def test_short_numbers_count(tmp_path: Path, deployment: Deployment) -> None:
-    amounts = {1: 311, 2: 312, 3: 512, 13: 313, 30: 330}
-    async with served(tmp_path, deployment) as target:
-        await past_the_window(target, *(f"Invoice {number}: {amount} EUR" for number, amount in amounts.items()))
-        async with connected(target) as session:
-            for query in ("invoice 3", "Invoice #3", "-invoice -3"):
-                found = await called(session, "recall", query=query)
-                assert "512 EUR" in found
-                others = [found.index(said) for said in ("313 EUR", "330 EUR") if said in found]
-                assert found.index("512 EUR") < min(others, default=len(found))
-
-
 async def test_a_lone_character_of_a_script_without_blanks_and_an_emoji_count(
     tmp_path: Path, deployment: Deployment
 ) -> None:
@@ -188,24 +176,3 @@ async def test_where_no_texts_are_stored_it_is_said(tmp_path: Path, deployment: 
         await past_the_window(target, "the deployment token is zx-4471-quebec")
         async with connected(target) as session:
             assert "store no texts" in await called(session, "recall", query="deployment token")
-
-
-async def test_the_tool_of_chat_completions_is_offered_on_no_other_endpoint(tmp_path: Path) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the files."}]
-    for number in range(20):
-        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "read_file", "input": {"path": f"{number}.py"}}
-        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": prose(280, seed=number)}
-        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    tool = {"name": "read_file", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}
-    body = {"model": "sim", "max_tokens": 512, "messages": messages, "tools": [tool]}
-    upstreams: list[RunningSimulator] = []
-    on = Deployment(tmp_path / "w.db")
-    async with (
-        served(tmp_path, on, recall=", recall: {tool: true}", upstreams=upstreams, dialect=Dialect.VLLM) as target,
-        httpx.AsyncClient(base_url=target.root()) as http,
-    ):
-        answer = await http.post("/v1/messages", json=body, headers={"x-api-key": "sk-test"})
-        assert answer.status_code == 200, answer.text
-        assert "evict=" in answer.headers["x-weir-actions"]
-        (sent,) = [each.json() for each in upstreams[0].answered()]
-    assert [each["name"] for each in sent["tools"]] == ["read_file"]

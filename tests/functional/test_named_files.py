@@ -26,16 +26,6 @@ def before(talk: Talk) -> int:
     return int(talk.headers[-1]["x-weir-tokens"].partition("before=")[2].partition(";")[0])
 
 
-@pytest.mark.requirement("P11", "P2")
-async def test_a_file_of_unknown_size_is_never_refused_here() -> None:
-    async with scripted(counted) as upstream, weir(upstream.base_url, window=WINDOW) as target:
-        talk = Talk(target.client(), [naming("file-a"), naming("file-b"), naming("file-c")])
-        answer = await talk.ask()
-        assert answer.choices[0].message.content == "Understood."
-        assert len(upstream.asked) == 1
-        assert before(talk) < 200
-
-
 @pytest.mark.requirement("P11")
 async def test_what_usage_says_of_a_file_is_its_size_from_then_on_for_this_key_alone() -> None:
     async with scripted(counted) as upstream, weir(upstream.base_url, window=WINDOW) as target:

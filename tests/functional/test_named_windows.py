@@ -1,7 +1,6 @@
 """The window that a request says its model has, in what Weir answers."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,12 +10,6 @@ from tests.functional.scripted import Asked, Reply, completion, scripted, whole
 
 BETA = {"anthropic-beta": "interleaved-thinking-2025-05-14,context-1m-2025-08-07"}
 OTHER_BETA = {"anthropic-beta": "interleaved-thinking-2025-05-14"}
-RULED = """
-upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
-models: [{{match: "claude-sonnet-*", window: 64000}}]
-policies: {{mine: {{preset: balanced, reserve: 8000, headroom: 0}}}}
-default_policy: mine
-"""
 
 
 def answer(asked: Asked) -> Reply:
@@ -67,23 +60,3 @@ async def test_a_model_has_the_window_that_the_request_says(
     client: httpx.AsyncClient, model: str, headers: dict[str, str], window: int
 ) -> None:
     assert 0.90 * window < await limit(client, model, **headers) < window
-
-
-async def test_both_windows_of_one_model_are_known_side_by_side(client: httpx.AsyncClient) -> None:
-    limits = [await limit(client, "claude-sonnet-4-5", **headers) for headers in ({}, BETA, {}, BETA)]
-    assert limits[::2] == [limits[0]] * 2
-    assert limits[1::2] == [limits[1]] * 2
-    assert limits[1] > 4 * limits[0]
-
-
-async def test_what_the_operator_says_stands_above_what_the_request_says(tmp_path: Path) -> None:
-    async with (
-        scripted(answer) as upstream,
-        weir("", folder=tmp_path, yaml=RULED.format(upstream=upstream.base_url), window=None) as target,
-        httpx.AsyncClient(base_url=target.base_url, headers={"x-api-key": "sk-test"}) as http,
-    ):
-        assert await limit(http, "claude-sonnet-4-5[1m]", **BETA) == 56_000
-
-
-async def test_the_limit_that_is_told_is_no_larger_than_the_input_limit(client: httpx.AsyncClient) -> None:
-    assert await limit(client, "gpt-5", "chat/completions") == 272_000

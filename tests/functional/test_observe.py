@@ -1,16 +1,12 @@
 """Observing: the plan is made from step to step as if it were carried out, and nothing of it is."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.store.records import ExchangeRow
-from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import COUNTER, RunningWeir, Talk, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -116,80 +112,6 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
     assert (branch.version, branch.views, evicted) == (0, {}, [])
 
 
-@pytest.mark.requirement("P14")
-async def test_a_key_that_may_not_ask_for_a_mode_or_a_policy_is_told_that_its_header_did_nothing(
-    tmp_path: Path,
-) -> None:
-    yaml = """
-upstreams: {{up: {{base_url: "{base}", api_key: pass}}}}
-models: [{{match: "*", window: 8192}}]
-auth: {{mode: keys}}
-keys: [{{name: plain, secret: sk-plain-1}}, {{name: free, secret: sk-free-1, allow: [mode, policy]}}]
-"""
-    told = {}
-    async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
-        yaml = yaml.format(base=simulator.base_url)
-        async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
-            for key in ("plain", "free"):
-                for headers in ({}, {"x-weir-mode": "off"}, {"x-weir-policy": "nobody's", "x-weir-mode": "wrong"}):
-                    talk = Talk(target.client(f"sk-{key}-1", default_headers=headers))
-                    with suppress(openai.BadRequestError):
-                        await talk.ask()
-                    told[key, len(headers)] = talk.headers[-1]["x-weir-actions"] if talk.headers else "refused"
-    assert told == {
-        ("plain", 0): "none",
-        ("plain", 1): "ignored=mode",
-        ("plain", 2): "ignored=policy,ignored=mode",
-        ("free", 0): "none",
-        ("free", 1): "none",
-        ("free", 2): "refused",
-    }
-
-
-@pytest.mark.requirement("P14")
-async def test_a_request_may_ask_to_be_observed_or_enforced_where_its_key_allows_that(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator:
-        yaml = OBSERVING.format(base=simulator.base_url)
-        async with weir(simulator.base_url, tmp_path / "o.db", yaml=yaml, folder=tmp_path, window=None) as target:
-            seen = {}
-            for key, mode in (("watched", "enforce"), ("free", "enforce"), ("plain", "observe"), ("plain", "off")):
-                talk = Talk(target.client(f"sk-{key}-1", default_headers={"x-weir-mode": mode}))
-                talk.grow(20, kind="agent")
-                await talk.ask()
-                untouched = json.loads(simulator.ledger[-1].body)["messages"] == talk.messages
-                seen[key, mode] = (untouched, talk.headers[-1]["x-weir-actions"].split("=")[0])
-    assert seen == {
-        ("watched", "enforce"): (True, "observe"),
-        ("free", "enforce"): (False, "compact"),
-        ("plain", "observe"): (True, "observe"),
-        ("plain", "off"): (True, "none"),
-    }
-
-
-@pytest.mark.requirement("A0.95", "P14")
-async def test_the_plan_of_an_observed_request_is_in_its_trace(tmp_path: Path) -> None:
-    exporter = InMemorySpanExporter()
-    telemetry = Telemetry.create(OtelSettings(), span_exporter=exporter)
-    async with (
-        serve_simulator(SimulatorSettings(window=ROOMY), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "o.db", telemetry=telemetry) as target,
-    ):
-        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
-        talk.grow(20, kind="agent")
-        await talk.ask()
-        metrics = target.runtime.telemetry.metrics.render()[0].decode()
-    spans = exporter.get_finished_spans()
-    [root] = [s for s in spans if s.parent is None]
-    events = {e.name: dict(e.attributes or {}) for e in root.events}
-    assert str(events["weir.observed"]["weir.actions"]).startswith("observe=1,")
-    assert events["weir.eviction"]["weir.count"]
-    assert (root.attributes or {})["weir.decision.action"] in ("evict_and_compress", "emergency_compaction")
-    assert any(s.name.startswith("weir context.layer") for s in spans)
-    saved = next(line for line in metrics.splitlines() if line.startswith('weir_tokens_total{weir_kind="saved"}'))
-    assert saved.endswith(" 0.0")
-    assert "weir_actions_total{" not in metrics
-
-
 @pytest.mark.requirement("A0.95")
 async def test_what_would_be_refused_is_forwarded_and_said(tmp_path: Path) -> None:
     async with (
@@ -204,18 +126,3 @@ async def test_what_would_be_refused_is_forwarded_and_said(tmp_path: Path) -> No
     assert talk.headers[-1]["x-weir-actions"] == "observe=1"
     assert talk.headers[-1]["x-weir-pressure"].endswith(";critical;emergency")
     assert json.loads(simulator.ledger[-1].body)["messages"] == talk.messages
-
-
-@pytest.mark.requirement("A0.95")
-async def test_an_observed_conversation_asks_no_summariser(tmp_path: Path) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=ROOMY, summary_model="summariser"), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "o.db", summarizer="summariser") as target,
-    ):
-        talk = Talk(target.client(default_headers={"x-weir-mode": "observe"}))
-        talk.grow(60)
-        talk.add_question()
-        await talk.ask()
-        [row] = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
-    assert "compact=1" in row.actions
-    assert [s.model for s in simulator.answered()] == ["sim"]

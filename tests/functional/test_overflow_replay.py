@@ -2,27 +2,14 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    SHARED,
-    TOOLS,
-    Deployment,
-    Talk,
-    answered,
-    arrays_of,
-    batches,
-    opening,
-    tool_step,
-    weir,
-)
+from tests.functional.harness import COUNTER, TOOLS, Deployment, Talk, answered, arrays_of, batches, opening, weir
 from tests.misbehaving import ALL_FAULTS
-from tests.profile import each_once, tried
+from tests.profile import each_once
 from tests.upstream import Dialect, SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.wordings import WORDINGS
@@ -104,38 +91,6 @@ async def test_the_real_window_is_learned_from_the_first_refusal_in_every_provid
     assert found == dict.fromkeys(WITH_LIMIT, ([1, 1, 1, 2], True, True))
 
 
-@each_once
-@pytest.mark.requirement("P16", "R.46")
-@pytest.mark.parametrize("wording", NUMBERLESS)
-async def test_a_window_that_no_error_names_is_found_with_two_refusals_at_most(
-    wording: str, upstream: RunningSimulator
-) -> None:
-    steps = 40 if wording == NUMBERLESS[0] else tried(20, 40)
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        await talk.agent(steps, extra_headers={"x-sim-fault": f"wording:{wording}"})
-    statuses = [s.status for s in answered(upstream)]
-    assert statuses.count(200) == steps
-    assert 1 <= statuses.count(400) <= 2, "none reached the client, and what failed was remembered"
-    assert max(limits(talk)[5:]) < REAL
-    assert batches(arrays_of([s for s in answered(upstream) if s.status == 200])) <= 7
-
-
-@pytest.mark.requirement("P16", "R.46")
-async def test_a_huge_result_is_survived_where_no_error_names_the_window(upstream: RunningSimulator) -> None:
-    async with weir(upstream.base_url, window=131_072) as target:
-        talk = Talk(target.client())
-        headers = {"x-sim-fault": "wording:bedrock"}
-        await talk.agent(4, extra_headers=headers)
-        for size in (9_000, 30_000, 60_000):
-            talk.messages += tool_step(900 + size, words=size)
-            await talk.ask(extra_headers=headers, tools=TOOLS)
-    statuses = [s.status for s in answered(upstream)]
-    assert statuses.count(200) == 7
-    assert statuses.count(400) <= 2
-
-
 @pytest.mark.requirement("P16", "R.46", "R.48")
 @pytest.mark.parametrize("dialect", [Dialect.OPENAI, Dialect.VLLM, Dialect.LLAMACPP])
 async def test_a_streaming_session_survives_the_refusal_as_status_and_as_first_event(dialect: Dialect) -> None:
@@ -163,19 +118,6 @@ async def streamed(talk: Talk, headers: dict[str, str]) -> str:
         model=talk.model, messages=talk.messages, max_tokens=512, stream=True, tools=TOOLS, extra_headers=headers
     )
     return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
-
-
-@SHARED
-@pytest.mark.requirement("P16", "P9")
-async def test_a_learned_window_survives_a_restart(upstream: RunningSimulator, deployment: Deployment) -> None:
-    for number in range(2):
-        async with deployment.serving(upstream.base_url, window=BELIEVED) as target:
-            talk = Talk(target.client(), opening(seed=number), seed=number)
-            talk.grow(14, kind="agent")
-            await talk.agent(4)
-    statuses = [s.status for s in answered(upstream)]
-    assert 1 <= statuses.count(400) <= deployment.count, "each learns it at most once"
-    assert statuses[-4:] == [200] * 4
 
 
 async def read_into(text: list[str], stream: Any) -> None:
@@ -244,60 +186,3 @@ async def test_an_upstream_that_always_refuses_is_asked_three_times_at_most(word
     assert sizes == sorted(sizes, reverse=True)
     said = json.dumps(caught.value.body)
     assert "context" in said
-
-
-@pytest.mark.requirement("P16", "A0.3")
-async def test_only_the_answer_is_shortened_where_only_prompt_plus_answer_is_too_large(
-    upstream: RunningSimulator,
-) -> None:
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(14, kind="agent")
-        answer = await talk.ask(tools=TOOLS, max_tokens=2_000)
-        assert answer.choices[0].finish_reason == "stop"
-    first, second = answered(upstream)
-    assert (first.status, second.status) == (400, 200)
-    one, two = (json.loads(s.body) for s in (first, second))
-    assert second.body == first.body.replace(b'"max_tokens":2000', b'"max_tokens":%d' % two["max_tokens"])
-    assert REAL - 64 <= second.prompt_tokens + two["max_tokens"] <= REAL
-    assert one["messages"] == two["messages"] == as_sent(talk.messages)
-    assert "clamp=1" in talk.actions()[-1]
-    assert "retry=1" in talk.actions()[-1]
-
-
-def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as they come out of the SDK."""
-    return list(json.loads(json.dumps(messages)))
-
-
-@pytest.mark.requirement("P16", "D15")
-async def test_weir_names_the_buckets_where_the_learned_window_cannot_hold_what_is_protected(
-    upstream: RunningSimulator,
-) -> None:
-    """A window of 600 tokens is believed once it is stated, and the second try is refused without the upstream."""
-    async with weir(upstream.base_url, window=BELIEVED) as target:
-        talk = Talk(target.client())
-        talk.grow(12, kind="agent")
-        talk.messages[0]["content"] *= 8
-        with pytest.raises(openai.BadRequestError) as caught:
-            await talk.ask(extra_headers={"x-sim-fault": "window:600"})
-    assert caught.value.code == "context_length_exceeded"
-    assert isinstance(caught.value.body, dict)
-    assert set(caught.value.body["weir"]) >= {"window", "reserve", "buckets"}
-    assert len(answered(upstream)) == 1
-
-
-@pytest.mark.requirement("P16", "A2.14")
-async def test_an_upstream_that_adds_max_tokens_to_the_prompt_refuses_once_and_not_again(tmp_path: Path) -> None:
-    async with (
-        serve_simulator(
-            SimulatorSettings(window=REAL, faults=ALL_FAULTS, wordings=WORDINGS), counter=COUNTER
-        ) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db") as target,
-    ):
-        talk = Talk(target.client(), opening())
-        await talk.agent(20, max_tokens=4_096)
-        seen = answered(simulator)
-    assert sum(s.status == 400 for s in simulator.ledger) == 1
-    assert len([s for s in simulator.ledger if s.status == 200]) == 20
-    assert seen

@@ -17,21 +17,17 @@ import pytest
 from proxy.wire import transcripts
 from proxy.wire.raw import split_array, split_object
 from tests.functional.harness import (
-    ALONE,
     COUNTER,
     TOOLS,
-    Deployment,
     RunningWeir,
     Talk,
     answered,
     arrays_of,
-    batches,
     opening,
     prose,
     tool_step,
     weir,
 )
-from tests.profile import soak
 from tests.upstream import Dialect
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -165,19 +161,6 @@ async def test_none_of_many_newest_results_beyond_what_is_read_is_forwarded_empt
     assert all(NOTE.search(text) for text in shown)
 
 
-@soak
-@pytest.mark.requirement("A0.3", "P12", "R.22")
-async def test_a_megabyte_of_chinese_is_clipped_and_kept_in_full(upstream: RunningSimulator, tmp_path: Path) -> None:
-    rng = Random(5)
-    text = "".join(chr(rng.randint(0x4E00, 0x9FA5)) for _ in range(1_000_000))
-    assert len(text.encode()) > 1_000_000
-    added = [{"role": "user", "content": text}]
-    clipped, seen = await forwarded_and_restored(upstream, tmp_path / "w.db", earlier=2, added=added)
-    assert clipped[:50] == text[:50]
-    assert clipped[-50:] == text[-50:]
-    assert seen.prompt_tokens + 512 <= WINDOW
-
-
 def asked_alone(path: str, text: str) -> dict[str, Any]:
     """A request of an endpoint that is one user message."""
     if path == "/responses":
@@ -220,41 +203,6 @@ async def test_the_cut_of_a_message_that_grows_moves_in_batches(path: str, tmp_p
     assert all(COUNTER.count(text) > WINDOW / 2 for _, text in cut)
 
 
-@ALONE
-@pytest.mark.requirement("A0.3", "P2")
-async def test_an_agent_goes_on_working_for_a_question_that_was_too_large(
-    upstream: RunningSimulator, deployment: Deployment
-) -> None:
-    """The question leaves room for the work: results arrive whole, and not every step is a batch."""
-    async with deployment.serving(upstream.base_url) as target:
-        talk = Talk(target.client())
-        talk.messages.append({"role": "user", "content": prose(BIG_WORDS, seed=3)})
-        await talk.agent(14)
-        seen = answered(upstream)
-    arrays = arrays_of(seen)
-    assert {s.status for s in seen} == {200}
-    assert batches(arrays) <= 4
-    assert all(array[-1] == talk.messages[2 + 2 * n] for n, array in enumerate(arrays[1:], start=1))
-    assert any(NOTE.search(str(m["content"])) for m in arrays[-1])
-
-
-@pytest.mark.requirement("P12", "A0.3")
-async def test_a_tool_result_and_a_question_that_are_both_too_large_are_both_clipped(
-    upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db") as target:
-        talk = Talk(target.client(), opening()[:1])
-        talk.messages.append({"role": "user", "content": "Find the bug. " + prose(6_000, seed=8)})
-        talk.messages += big_step(prose(5_000, seed=9))
-        await talk.ask(tools=TOOLS)
-        (seen,) = answered(upstream)
-        messages = seen.json()["messages"]
-        assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool"]
-        assert NOTE.search(messages[1]["content"])
-        assert NOTE.search(messages[3]["content"])
-        assert seen.status == 200
-
-
 def png(width: int, height: int) -> str:
     """A data URL of a PNG that does not compress: noise."""
     rng = Random(7)
@@ -266,24 +214,6 @@ def png(width: int, height: int) -> str:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     picture = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(picture).decode()
-
-
-@pytest.mark.requirement("P11", "A0.3")
-async def test_an_image_is_counted_by_its_size_in_pixels_and_costs_a_fitting_session_nothing(
-    upstream: RunningSimulator,
-) -> None:
-    url = png(128, 118)
-    assert 58_000 < len(url) < 64_000
-    assert COUNTER.count(url) > WINDOW * 3
-    recorder = Recorder()
-    async with weir(upstream.base_url) as target, recorder.http:
-        parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
-        talk = Talk(target.client(http_client=recorder.http), [*opening(), {"role": "user", "content": parts}])
-        await talk.agent(8)
-    assert talk.actions() == ["none"] * 8
-    assert [s.body for s in answered(upstream)] == recorder.bodies
-    before = int(talk.headers[0]["x-weir-tokens"].split(";")[0].removeprefix("before="))
-    assert before < 1_200
 
 
 @pytest.mark.requirement("P11")
@@ -355,47 +285,3 @@ async def test_a_newest_result_that_is_too_large_is_cut_where_a_picture_stands_b
 def iter_tenants(target: RunningWeir) -> Any:
     """The tenants of the conversations that Weir holds in memory."""
     return (thread.branch.tenant for thread in target.runtime.planner.conversations._threads.values())
-
-
-@pytest.mark.requirement("D9", "P2")
-@pytest.mark.parametrize("history", ["chat", "agent"])
-async def test_parallel_results_that_nobody_has_read_stay_whole_while_anything_older_can_go(
-    history: str, upstream: RunningSimulator
-) -> None:
-    async with weir(upstream.base_url, window=9_216) as target:
-        talk = Talk(target.client())
-        talk.grow(24 if history == "agent" else 30, kind=history)
-        talk.add_question()
-        read = {"name": "read_file"}
-        calls = [
-            {"id": f"p{n}", "type": "function", "function": {**read, "arguments": f'{{"path": "{n}.py"}}'}}
-            for n in range(5)
-        ]
-        results = [{"role": "tool", "tool_call_id": f"p{n}", "content": prose(330, seed=70 + n)} for n in range(5)]
-        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
-        await talk.ask(tools=TOOLS, max_tokens=128)
-    assert "compact=1" in talk.headers[-1]["x-weir-actions"]
-    assert answered(upstream)[-1].json()["messages"][-5:] == results
-
-
-@pytest.mark.requirement("D9", "D11", "P2", "D25")
-@pytest.mark.parametrize(("words", "batch"), [(950, False), (1_350, True)])
-async def test_parallel_results_above_their_share_go_up_whole_where_there_is_room_and_without_a_batch_where_they_fit(
-    words: int, batch: bool, upstream: RunningSimulator
-) -> None:
-    async with weir(upstream.base_url, window=9_216) as target:
-        talk = Talk(target.client())
-        talk.grow(24)
-        await talk.chat(1, tools=TOOLS, max_tokens=128)
-        read = {"name": "read_file"}
-        calls = [
-            {"id": f"p{n}", "type": "function", "function": {**read, "arguments": f'{{"path": "{n}.py"}}'}}
-            for n in range(2)
-        ]
-        results = [{"role": "tool", "tool_call_id": f"p{n}", "content": prose(words, seed=70 + n)} for n in range(2)]
-        talk.messages += [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
-        await talk.ask(tools=TOOLS, max_tokens=128)
-    before, after = (each.json()["messages"] for each in answered(upstream)[-2:])
-    assert after[-2:] == results
-    assert talk.actions() == ["compact=1"] * 2
-    assert (after[: len(before)] != before) == batch

@@ -63,21 +63,3 @@ async def test_a_request_that_cannot_be_recognised_goes_up_as_it_came(deployment
         sent = arrays_of(answered(simulator))[-1]
     assert talk.actions()[-1] == "degraded=plan"
     assert sent == talk.messages[:-1]
-
-
-@ALONE
-@pytest.mark.requirement("P6", "S.29")
-async def test_a_request_that_cannot_be_recognised_goes_up_without_weirs_own_marks(deployment: Deployment) -> None:
-    async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
-        async with deployment.serving(simulator.base_url) as target:
-            talk: Any = Talk(target.client(), opening())
-            await talk.chat(2)
-        await spoil(deployment, "branches", "longest")
-        talk.messages[1]["weir"] = {"keep": True}
-        async with deployment.serving(simulator.base_url) as target:
-            talk.client = target.client()
-            await talk.chat(1)
-        sent = arrays_of(answered(simulator))[-1]
-    assert talk.actions()[-1] == "degraded=plan"
-    assert talk.messages[1].pop("weir")
-    assert sent == talk.messages[:-1]

@@ -11,15 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
-from proxy.config.loading import Reload, changes, load_config, stamps
-from proxy.config.values import Config
 from proxy.store import Store
 from proxy.store.chain import AuditType
 from tests.functional.harness import COUNTER, RunningWeir, WeirProcess, free_port, opening, weir
-from tests.profile import soak
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -126,85 +121,6 @@ async def test_a_changed_file_holds_from_the_next_request_on_and_a_broken_one_is
     assert re.fullmatch("[0-9a-f]{64}", told[0]["document"])
 
 
-@pytest.mark.requirement("A0.138", "S.16")
-async def test_two_workers_that_read_the_same_file_anew_audit_it_once_and_no_secret_is_in_it(tmp_path: Path) -> None:
-    """The second one finds that the last row about the same key or policy says the same already."""
-    path = tmp_path / "weir.yaml"
-    keys = "auth: {mode: keys}\nkeys: [{name: bot, secret: %s, policy: %s}]\n"
-    configs = []
-    for secret, policy in (("sk-one-zanzibar", "balanced"), ("sk-two-zanzibar", "turn-atomic")):
-        path.write_text(keys % (secret, policy))
-        configs.append(load_config(path, env={}))
-    old, new = configs
-    store = await Store.open(f"sqlite+aiosqlite:///{tmp_path / 'w.db'}")
-    for before, after, at in ((old, new, 1.0), (old, new, 2.0), (new, old, 3.0), (old, old, 4.0)):
-        await store.note_changes([*changes(before, after, at=at)])
-    rows = (await store.audit("", kind=AuditType.KEY_CHANGE))[::-1]
-    await store.close()
-    assert [row.at for row in rows] == [1.0, 3.0]
-    assert json.loads(rows[0].facts) == {
-        "change": "read", "key": "bot", "policy": "turn-atomic", "models": 0, "allow": [],
-        "another_secret": True, "source": "file",
-    }  # fmt: skip
-    assert "zanzibar" not in "".join(row.facts for row in rows)
-
-
-@pytest.mark.requirement("A0.45", "R.79")
-@pytest.mark.parametrize("text", ["", pytest.param("# a comment\n", marks=soak)])
-async def test_a_file_that_was_emptied_is_not_used(text: str, tmp_path: Path) -> None:
-    """Its defaults would send what clients say to another upstream, and their keys would be unknown."""
-    path = tmp_path / "weir.yaml"
-    store = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n"
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        written(path, simulator, policy="turn-atomic", more=store)
-        async with WeirProcess(["--config", str(path)], free_port()) as process:
-            assert await policy_of_a_request(process) == "turn-atomic"
-            path.write_text(text)
-            said = await logged(process, "the old one stays in force")
-            assert f"{path}: is empty" in said[0]
-            assert await policy_of_a_request(process) == "turn-atomic"
-            written(path, simulator, policy="audit", more=store)
-            await logged(process, "the configuration was read anew")
-            assert await policy_of_a_request(process) == "audit"
-
-
-@pytest.mark.requirement("A0.45")
-async def test_a_file_is_read_once_it_is_written_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.config.loading.SETTLE", 0.5)
-    path = tmp_path / "weir.yaml"
-    path.write_text("default_policy: audit\n")
-    config = [load_config(path, env={})]
-
-    async def adopt(fresh: Config) -> None:
-        config.append(fresh)
-
-    reload = Reload(current=lambda: config[-1], read=lambda: load_config(path, env={}), adopt=adopt, every=0.01)
-    watching = asyncio.create_task(reload.watch())
-    await asyncio.sleep(0.1)
-    with path.open("w") as file:
-        for number in range(24):  # more than a second
-            file.write(f"# the line {number} of a long file\n")
-            file.flush()
-            await asyncio.sleep(0.05)
-        file.write("default_policy: advised\n")
-    async with asyncio.timeout(60):
-        while len(config) < 2:
-            await asyncio.sleep(0.01)
-    watching.cancel()
-    assert [each.default_policy for each in config] == ["audit", "advised"]
-
-
-def test_the_presets_are_watched_like_the_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "weir.yaml"
-    path.write_text("default_policy: audit\n")
-
-    watched = stamps(load_config(path, env={}))
-
-    assert {Path(stamp[0]).name for stamp in watched} >= {"weir.yaml", "balanced.yaml", "fb-voice-32k.yaml"}
-    path.write_text("default_policy: advised\n")
-    assert stamps(load_config(path, env={})) != watched
-
-
 @pytest.mark.requirement("A0.45")
 async def test_a_policy_that_is_put_holds_from_the_next_request_on(tmp_path: Path) -> None:
     async with running(tmp_path, store="w.db") as weir:
@@ -220,17 +136,6 @@ async def test_a_policy_that_is_put_holds_from_the_next_request_on(tmp_path: Pat
 
         assert (await call(weir, "PUT", "policies/balanced", "mode: off\n"))[0] == 200
         assert await policy_of_a_request(weir) is None
-
-
-@pytest.mark.requirement("A0.45")
-async def test_a_policy_that_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, store="w.db") as weir:
-        await call(weir, "PUT", "policies/team", "# of mine\nheadroom: 0.07\n")
-
-    async with running(tmp_path, store="w.db") as weir:
-        status, found = await call(weir, "GET", "policies/team", key="sk-anybody")
-        assert (status, found["policy"]["headroom"], found["from"]) == (200, 0.07, "api")
-        assert await policy_of_a_request(weir, asked="team") == "team"
 
 
 @pytest.mark.requirement("A0.45", "A1.4")
@@ -279,83 +184,3 @@ async def test_a_policy_that_was_put_is_deleted_and_what_it_stood_above_holds_ag
         async with weir("", tmp_path / "w.db", yaml=text, folder=tmp_path) as running:
             assert (await call(running, "GET", "policies/team"))[1]["from"] == "file"
             assert (await call(running, "GET", "policies/fresh"))[0] == 404
-
-
-@pytest.mark.requirement("A0.45")
-async def test_a_policy_over_another_is_said_when_it_is_put_at_the_start_and_at_each_reload(tmp_path: Path) -> None:
-    path = tmp_path / "weir.yaml"
-    more = f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\npolicies:\n  team: {{headroom: 0.08}}\n"
-    above = "the policy {} that was set over HTTP stands above"
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        written(path, simulator, more=more)
-        async with WeirProcess(["--config", str(path)], free_port()) as process:
-            for name in ("team", "audit", "fresh"):
-                await call(process, "PUT", f"policies/{name}", "headroom: 0.09\n")
-            assert await logged(process, "policy team was set over HTTP by the admin, before it was from: file")
-            assert await logged(process, "policy audit was set over HTTP by the admin, before it was from: preset")
-            assert await logged(process, "policy fresh was set over HTTP by the admin, before it was from: nothing")
-            assert not any(above.format("team") in line for line in process.log)
-
-        async with WeirProcess(["--config", str(path)], free_port()) as process:
-            assert "weir.yaml:8; DELETE /weir/policies/team" in (await logged(process, above.format("team")))[0]
-            assert await logged(process, f"{above.format('audit')} the preset of that name")
-            assert not any(above.format("fresh") in line for line in process.log)
-            written(path, simulator, more=f"{more}summarizer: none\n")
-            await logged(process, "the configuration was read anew")
-            for _ in range(100):
-                if sum(above.format("team") in line for line in process.log) == 2:
-                    break
-                await asyncio.sleep(0.05)
-            assert sum(above.format("team") in line for line in process.log) == 2
-            listed = await asyncio.to_thread(
-                CliRunner().invoke, main, ["policy", "list", "--config", str(path), "--json"], catch_exceptions=False
-            )
-            origins = {row["name"]: row["from"] for row in json.loads(listed.stdout)}
-            assert (origins["team"], origins["audit"], origins["fresh"], origins["off"]) == (
-                "api",
-                "api",
-                "api",
-                "preset",
-            )
-            await call(process, "DELETE", "policies/team")
-            assert await logged(process, "policy team of the API was removed by the admin, now it is from: file")
-
-
-def test_a_database_that_cannot_be_read_is_a_note_beside_the_list(tmp_path: Path) -> None:
-    (tmp_path / "w.db").write_bytes(b"no database at all" * 100)
-    path = tmp_path / "weir.yaml"
-    path.write_text(f"store: {{url: 'sqlite+aiosqlite:///{tmp_path / 'w.db'}'}}\n")
-
-    shown = CliRunner().invoke(main, ["policy", "show", "audit", "--config", str(path)], catch_exceptions=False)
-
-    assert shown.exit_code == 0
-    assert "a server may hold policies that were set over HTTP" in shown.stderr
-    assert len(shown.stderr.splitlines()) == 1
-
-
-async def test_every_policy_is_listed_for_anybody_with_a_key(tmp_path: Path) -> None:
-    async with running(tmp_path) as weir:
-        status, listed = await call(weir, "GET", "policies", key="sk-anybody")
-
-        rows = {row["name"]: row for row in listed["data"]}
-        assert status == 200
-        assert (rows["balanced"]["default"], rows["off"]["mode"], rows["audit"]["cascade"]) == (True, "off", [])
-        assert rows["fb-voice-32k"]["for"].startswith("voice")
-        assert (await call(weir, "GET", "policies/turn-atomic"))[1]["policy"]["window_per_output"] == 4
-
-
-@pytest.mark.requirement("A0.45")
-async def test_requests_go_on_while_policies_are_changed(tmp_path: Path) -> None:
-    async with running(tmp_path) as weir:
-
-        async def ask(number: int) -> str:
-            answer = await weir.client().chat.completions.create(model="sim", messages=opening(seed=number))
-            return str(answer.choices[0].message.content)
-
-        async def change() -> None:
-            for number in range(10):
-                status, _ = await call(weir, "PUT", "policies/balanced", f"headroom: 0.0{5 + number % 4}\n")
-                assert status == 200
-
-        *answers, _ = await asyncio.gather(*(ask(number) for number in range(20)), change())
-        assert all(answers)

@@ -1,22 +1,11 @@
 """Presets as a client meets them: real SDK, real proxy, strict upstream."""
 
 from contextlib import AsyncExitStack
-from typing import Any
 
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    RunningWeir,
-    Talk,
-    answered,
-    arrays_of,
-    opening,
-    prose,
-    tool_step,
-    weir,
-)
+from tests.functional.harness import COUNTER, RunningWeir, Talk, answered, arrays_of, prose, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -27,21 +16,6 @@ async def started(stack: AsyncExitStack, policy: str, *, window: int = WINDOW) -
     simulator = await stack.enter_async_context(serve_simulator(SimulatorSettings(window=window), counter=COUNTER))
     proxy = await stack.enter_async_context(weir(simulator.base_url, window=window, policy=policy))
     return simulator, proxy
-
-
-def results_in(messages: list[dict[str, Any]]) -> int:
-    """Tokens of the text of all tool results."""
-    return sum(COUNTER.count(message["content"]) for message in messages if message["role"] == "tool")
-
-
-def with_results(share: float, *, window: int = WINDOW) -> list[dict[str, Any]]:
-    """A conversation whose old tool results take about that share of the window."""
-    said = opening()
-    number = 0
-    while results_in(said) < share * window:
-        said += tool_step(number, text=prose(600, seed=number))
-        number += 1
-    return [*said, {"role": "user", "content": "Go on."}]
 
 
 @pytest.mark.requirement("A1.4")
@@ -67,26 +41,6 @@ async def test_audit_refuses_what_does_not_fit_and_removes_nothing() -> None:
         assert len(answered(simulator)) == 1
 
 
-@pytest.mark.requirement("A1.4")
-async def test_a_conversation_that_was_shortened_before_is_whole_under_audit_or_refused() -> None:
-    audit = {"x-weir-policy": "audit"}
-    async with AsyncExitStack() as stack:
-        simulator, proxy = await started(stack, "balanced")
-        talk = Talk(proxy.client())
-        while not talk.headers or "compact" not in talk.actions()[-1]:
-            await talk.chat(1, max_tokens=256)
-        talk.add_question()
-        await talk.ask(max_tokens=256, extra_headers=audit)
-        assert arrays_of(answered(simulator))[-1] == talk.messages, "it fits"
-        talk.grow(8)
-        talk.add_question()
-        with pytest.raises(openai.BadRequestError) as refused:
-            await talk.ask(max_tokens=256, extra_headers=audit)
-        assert refused.value.code == "context_length_exceeded"
-        await talk.ask(max_tokens=256)
-    assert "compact" in talk.actions()[-1], "the other policy goes on as before"
-
-
 @pytest.mark.requirement("A1.13", "A1.8", "A1.17")
 async def test_turn_51_of_a_support_chat_is_trimmed_and_goes_on() -> None:
     async with AsyncExitStack() as stack:
@@ -108,21 +62,6 @@ async def test_turn_51_of_a_support_chat_is_trimmed_and_goes_on() -> None:
         assert len(sent) < 40
 
 
-@pytest.mark.requirement("D16", "A0.88")
-async def test_results_over_their_share_only_warn_globally_and_are_cut_by_bucket() -> None:
-    conversation = with_results(0.40)
-    sent = {}
-    for policy in ("article-128k", "five-bucket-128k"):
-        async with AsyncExitStack() as stack:
-            simulator, proxy = await started(stack, policy)
-            await Talk(proxy.client(), messages=[*conversation]).ask(max_tokens=256)
-            [sent[policy]] = arrays_of(answered(simulator))
-
-    assert sent["article-128k"] == conversation
-    assert results_in(sent["five-bucket-128k"]) <= 0.80 * 0.25 * WINDOW < 0.40 * WINDOW <= results_in(conversation)
-    assert [m["role"] for m in sent["five-bucket-128k"]] == [m["role"] for m in conversation]
-
-
 @pytest.mark.requirement("A1.5")
 async def test_off_sends_the_clients_bytes() -> None:
     async with AsyncExitStack() as stack:
@@ -133,14 +72,3 @@ async def test_off_sends_the_clients_bytes() -> None:
 
         assert arrays_of(answered(simulator)) == [talk.messages]
         assert "x-weir-tokens" not in talk.headers[0]
-
-
-@pytest.mark.parametrize("policy", ["article-128k", "turn-atomic", "baseagent-200k", "fb-voice-32k"])
-async def test_a_long_agent_run_goes_on_under_every_kind_of_preset(policy: str) -> None:
-    async with AsyncExitStack() as stack:
-        simulator, proxy = await started(stack, policy)
-        talk = Talk(proxy.client())
-        await talk.agent(22, max_tokens=256)
-
-        assert any(action != "none" for action in talk.actions())
-        assert all(array[0]["role"] == "system" for array in arrays_of(answered(simulator)))

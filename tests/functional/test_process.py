@@ -7,16 +7,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import aiohttp
 import httpx
 import openai
 import pytest
 
-from proxy.config.loading import Reload, load_config
 from tests.functional.harness import COUNTER, ROOT, WeirProcess, free_port, opening
-from tests.functional.test_store_failures import until
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -35,35 +32,6 @@ def configured(tmp_path: Path, upstream: str, policy: str = "balanced") -> Path:
     path = tmp_path / "weir.yaml"
     path.write_text(CONFIG.format(upstream=upstream, policy=policy, store=tmp_path / "w.db"))
     return path
-
-
-async def policy_in_force(weir: WeirProcess) -> bool:
-    """Whether requests are managed."""
-    raw = await weir.client().chat.completions.with_raw_response.create(model="sim", messages=opening())
-    return "x-weir-tokens" in raw.headers
-
-
-@pytest.mark.requirement("A0.45", "R.79")
-async def test_a_reload_takes_effect_and_a_bad_file_leaves_the_old_one_in_force(tmp_path: Path) -> None:
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
-        path = configured(tmp_path, simulator.base_url)
-        async with WeirProcess(["--config", str(path)], free_port()) as weir:
-            assert await policy_in_force(weir)
-            assert weir.process is not None
-            path.write_text(path.read_text().replace("default_policy: balanced", "default_polizy: balanced"))
-            weir.tell(signal.SIGHUP)
-
-            async def refused() -> bool:
-                return any("default_policy" in line for line in weir.log)
-
-            async def switched_off() -> bool:
-                return not await policy_in_force(weir)
-
-            await until(refused, 60)
-            assert await policy_in_force(weir)
-            configured(tmp_path, simulator.base_url, policy='"off"')
-            weir.tell(signal.SIGHUP)
-            await until(switched_off, 60)
 
 
 @pytest.mark.requirement("R.73")
@@ -123,42 +91,6 @@ async def command(*arguments: str) -> str:
     return out.decode().splitlines()[0].strip() if out else ""
 
 
-@pytest.mark.requirement("A0.45", "R.79")
-async def test_a_reload_asked_for_while_it_starts_or_stops_does_not_end_it(tmp_path: Path) -> None:
-    path = configured(tmp_path, "http://127.0.0.1:9/v1")
-    path.write_text(path.read_text().replace("grace: 1s", "grace: 20s"))
-    weir = WeirProcess(["--config", str(path)], free_port())
-    await weir.start()  # it listens, and takes up what came once it is ready
-    assert weir.process is not None
-    async with aiohttp.ClientSession() as session:
-        for _ in range(5):
-            weir.tell(signal.SIGHUP)
-            async with session.get(f"{weir.root}/healthz") as answer:
-                assert answer.status == 200
-    process = weir.process
-    weir.tell(signal.SIGTERM)
-    while process.returncode is None:
-        weir.tell(signal.SIGHUP)
-        await asyncio.sleep(0.02)
-    await weir.stop()
-    assert process.returncode == 0
-    assert not [line for line in weir.log if "died" in line]
-
-
-@pytest.mark.requirement("A0.45")
-async def test_watching_for_another_configuration_ends_when_told_to_though_one_is_asked_for_just_then() -> None:
-    config = load_config(env={})
-    reload = Reload(current=lambda: config, read=lambda: config, adopt=AsyncMock())
-    watching = asyncio.create_task(reload.watch())
-    async with asyncio.timeout(20):
-        while not reload._asked._waiters:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.01)
-    reload.ask()
-    watching.cancel()
-    await asyncio.wait({watching}, timeout=10)
-    assert watching.cancelled()
-
-
 async def until_draining(weir: WeirProcess, http: httpx.AsyncClient) -> None:
     """Return once readiness fails, or nothing listens any more."""
     with suppress(httpx.TransportError):
@@ -194,12 +126,3 @@ async def test_after_sigterm_readiness_fails_while_everything_is_still_taken(tmp
                 assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert weir.process is not None
         assert await asyncio.wait_for(weir.process.wait(), 60) == 0
-
-
-@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,) * 2, (signal.SIGTERM, signal.SIGINT)])
-async def test_an_interrupt_and_a_second_signal_wait_for_no_balancer(
-    tmp_path: Path, signals: tuple[signal.Signals, ...]
-) -> None:
-    async with draining(tmp_path, 600.0, *signals) as weir:
-        assert weir.process is not None
-        assert await asyncio.wait_for(weir.process.wait(), 30) == 0

@@ -14,7 +14,6 @@ import pytest
 from policies.strategies.layers import STRATEGIES
 from proxy.wire.codec import CHAT
 from proxy.wire.raw import split_array, split_object
-from tests.captures import sample
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -27,7 +26,7 @@ from tests.functional.harness import (
     ruled,
     weir,
 )
-from tests.upstream import Dialect, SimulatorSettings, run_simulator
+from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
 COMPACTIONS = 10
@@ -149,30 +148,6 @@ def parts_of(message: dict[str, Any]) -> list[Any]:
     """The parts of a message's content."""
     content = message.get("content")
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
-
-
-@pytest.mark.requirement("A0.38", "A0.50")
-async def test_codex_has_the_task_of_before_beside_what_it_says_of_rules_and_place(tmp_path: Path) -> None:
-    begin = next(each.body["input"] for each in sample() if each.name.startswith("codex"))
-    place, task = [item for item in begin if item.get("role") == "user"][:2]
-    assert "<environment_context>" in place["content"][0]["text"]
-    history, removed = [place, task], 0
-    body = {"model": "gpt-5", "tools": [{**TOOLS[0]["function"], "type": "function"}], "store": False}
-    with run_simulator(SimulatorSettings(dialect=Dialect.OPENAI, window=8192), counter=COUNTER) as simulator:
-        async with weir(simulator.base_url, tmp_path / "w.db") as proxy, httpx.AsyncClient() as client:
-            for number in range(24):
-                if number == 2:
-                    history.append({"role": "user", "content": "Now the other files, please."})
-                asked = {**body, "input": history, "max_output_tokens": 300}
-                answer = await client.post(f"{proxy.base_url}/responses", json=asked)
-                assert answer.status_code == 200, answer.text
-                sent = json.loads(simulator.ledger[-1].body)["input"]
-                assert sent[:2] == [place, task]
-                removed += len(sent) < len(history)
-                call = {"type": "function_call", "call_id": f"call_{number}", "name": "read_file", "arguments": "{}"}
-                output = {"type": "function_call_output", "call_id": f"call_{number}"}
-                history += [call, {**output, "output": prose(280, seed=number)}]
-    assert removed > 6
 
 
 LOW: Mapping[str, Any] = {"at": 0.2, "stop_at": 0.02, "min_savings": 0}

@@ -155,12 +155,6 @@ async def test_lists_have_only_what_is_the_keys_own(tmp_path: Path) -> None:
             assert [each["id"] for each in listed.json()["data"]] == names
 
 
-async def test_nobody_gets_an_id_by_saying_it(tmp_path: Path) -> None:
-    async with scene(tmp_path) as run:
-        await run.makes(BERT)
-        assert (await run.ask(BERT, "/v1/files/file-other", method="DELETE")).status_code == 404
-
-
 async def test_what_says_what_it_is_goes_up_whatever_its_id(tmp_path: Path) -> None:
     items = [
         {"type": "message", "id": "msg_x", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},

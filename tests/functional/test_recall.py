@@ -209,20 +209,6 @@ async def test_usage_is_the_same_whether_streamed_or_not_and_counts_every_word_o
         assert one["messages"] == two["messages"][: len(one["messages"])]
 
 
-@pytest.mark.requirement("P5")
-async def test_text_before_the_call_is_with_the_client_before_the_call_is_made(tmp_path: Path) -> None:
-    async with stage(tmp_path, once(before="One moment please."), chunk_delay=0.05) as on:
-        made_by = dict[str, int]()
-        stream = await on.talk().client.chat.completions.create(
-            model="sim", messages=on.talk().messages, max_tokens=512, tools=TOOLS, stream=True
-        )
-        async for chunk in stream:
-            if chunk.choices and chunk.choices[0].delta.content:
-                made_by.setdefault(chunk.choices[0].delta.content.strip(), len(on.upstream.ledger))
-        assert list(made_by)[:4] == ["One", "moment", "please.", "The"]
-        assert [made_by[word] - made_by["One"] for word in ("moment", "please.", "The")] == [0, 0, 1]
-
-
 @pytest.mark.requirement("A4.25")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_rounds_end_with_the_last_one_that_is_answered(
@@ -273,17 +259,6 @@ async def test_of_mixed_calls_the_clients_own_are_asked_for_again(tmp_path: Path
         assert finish == ["tool_calls"]
 
 
-@pytest.mark.requirement("P5")
-async def test_a_call_behind_one_that_the_client_has_got_already_is_dropped(tmp_path: Path) -> None:
-    async with stage(
-        tmp_path, lambda *_: SimulatedAnswer(calls=(OWN, CALL, SimulatedCall("read_file", '{"path": "b"}')))
-    ) as on:
-        chunks = await streamed(on.talk())
-        assert calls_of(chunks) == [(0, "read_file", OWN.arguments), (1, "read_file", '{"path": "b"}')]
-        assert finishes(chunks) == ["tool_calls"]
-        assert len(on.bodies) == 1
-
-
 @ALONE
 @pytest.mark.requirement("A4.25", "P7")
 async def test_the_tool_comes_with_the_first_batch_and_stays_where_it_is(
@@ -323,14 +298,6 @@ async def test_a_request_that_leaves_no_place_for_the_tool_goes_up_without_it(
         assert body.get("tools") == options.get("tools")
         if "n" not in options and "tools" in options:
             assert answer.choices[0].message.tool_calls[0].function.name == "recall"
-
-
-@pytest.mark.requirement("A4.25")
-async def test_a_request_without_tools_gets_the_one(tmp_path: Path) -> None:
-    async with stage(tmp_path, once()) as on:
-        answer = await on.talk().ask()
-        assert names_in(on.bodies[0]) == ["recall"]
-        assert answer.choices[0].message.content == "The token is zx-4471-quebec."
 
 
 @SHARED
@@ -575,47 +542,6 @@ async def test_an_upstream_without_tools_is_asked_without_the_tool_and_not_offer
         await on.talk().ask()
         await on.talk(seed=3).ask()
         assert [names_in(body) for body in on.bodies] == [["recall"], [], []]
-
-
-@pytest.mark.requirement("P1", "P5")
-async def test_an_answer_without_a_call_passes_byte_for_byte_with_the_tool_in_the_request(tmp_path: Path) -> None:
-    async with stage(tmp_path, lambda *_: SimulatedAnswer(text="Nothing to recall here.", calls=(OWN,))) as on:
-        talk = on.talk()
-        for stream in (True, False):
-            body = {"model": "sim", "messages": talk.messages, "max_tokens": 512, "tools": TOOLS, "stream": stream}
-            headers = {"authorization": "Bearer sk-test"}
-            async with httpx.AsyncClient(timeout=30) as http:
-                got = await http.post(f"{on.target.weirs[0].base_url}/chat/completions", json=body, headers=headers)
-                direct = await http.post(
-                    f"{on.upstream.base_url}/chat/completions", json=on.bodies[-1], headers=headers
-                )
-            assert "recall" in names_in(on.bodies[-1])
-            assert masked(got.content) == masked(direct.content)
-
-
-def masked(body: bytes) -> bytes:
-    """An answer without what differs from one answer of the simulator to the next."""
-    return re.sub(rb'"(id|created|cached_tokens)": ?("[^"]*"|\d+)', b"-", body)
-
-
-@pytest.mark.requirement("A4.25", "P7")
-async def test_of_conversations_that_begin_alike_each_recalls_its_own(tmp_path: Path) -> None:
-    """The same task run twice, or two customers who begin alike: nobody has said that they are one conversation."""
-
-    def script(results: int, request: Request) -> SimulatedAnswer:
-        called = not results and "recall" in names_in(request)
-        return SimulatedAnswer(calls=(CALL,)) if called else SimulatedAnswer(text="Go on.")
-
-    async with stage(tmp_path, script) as on:
-        begun = Talk(on.target.client("sk-test"))
-        begun.grow(1, kind="agent")
-        await begun.ask(tools=TOOLS)
-        for n in range(3):
-            talk = on.talk(secret=f"the deployment token is own-{n}")
-            assert talk.messages[:3] == begun.messages[:3]
-            await talk.ask(tools=TOOLS)
-            assert len(recalled(on.bodies[-1])) == 1
-            assert set(re.findall(r"token is own-(\d)", json.dumps(on.bodies[-1]))) == {str(n)}
 
 
 @pytest.mark.requirement("P8")

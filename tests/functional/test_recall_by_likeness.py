@@ -14,7 +14,6 @@ from sqlalchemy import text
 from proxy.server import serve
 from proxy.store import Store
 from tests.functional.harness import (
-    ALONE,
     COUNTER,
     SHARED,
     TOOLS,
@@ -26,8 +25,7 @@ from tests.functional.harness import (
     opening,
     tool_step,
 )
-from tests.profile import each_once
-from tests.upstream import Request, SimulatedAnswer, SimulatedCall
+from tests.upstream import Request, SimulatedAnswer
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -47,7 +45,6 @@ policies:
 default_policy: mine
 """
 OF_ITSELF = "embeddings: meaning-1"
-BY_THE_TOOL = "recall: {auto_tokens: 0, tool: true}\n    embeddings: meaning-1"
 SAID = "The automobile is parked at the north gate."
 ASKED = {"role": "user", "content": "Where did I leave my car?"}
 ONE_THING = ("automobile", "car")
@@ -154,24 +151,6 @@ async def test_a_question_in_other_words_brings_back_what_was_said_after_a_resta
             gone = await http.delete(f"{target.root()}/weir/conversations/trip", headers=mine)
     assert gone.status_code < 300
     assert await place.vectors() == 0
-
-
-@each_once
-@ALONE
-@pytest.mark.requirement("A4.25")
-@pytest.mark.parametrize("place", [BY_THE_TOOL], ids=["tool"], indirect=True)
-async def test_a_model_that_asks_the_tool_in_other_words_is_told_what_was_said(place: Place) -> None:
-    async with place.serve() as target:
-        talk = await evicted(target, place)
-        place.recalls.append(SimulatedAnswer(calls=(SimulatedCall("recall", json.dumps({"query": ASKED["content"]})),)))
-        answer = await talk.ask(tools=TOOLS)
-    asked, told = arrays_of(answered(place.simulator))[-2:]
-    assert SAID not in json.dumps(asked)
-    assert told[-1]["role"] == "tool"
-    assert SAID in told[-1]["content"].split("<weir-")[1]
-    assert told[-1]["content"].startswith("[recall: 1 found")
-    assert ASKED["content"] in place.meaning.asked[-1]
-    assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == ("Understood.", None)
 
 
 @pytest.mark.requirement("A4.25", "P6")

@@ -31,8 +31,6 @@ from tests.functional.harness import (
     answered,
     arrays_of,
     batches,
-    begins_with,
-    canonical,
     opening,
     prose,
     ruled,
@@ -125,153 +123,6 @@ async def test_two_conversations_that_begin_alike_never_mix_and_cost_no_more_bat
     assert len(names(first) | names(second)) <= 3
 
 
-@pytest.mark.requirement("P1", "P2", "A4.25")
-async def test_runs_of_one_script_have_no_part_of_each_others_saved_state_nor_of_their_growth(tmp_path: Path) -> None:
-    """Runs that take their first step alike are one branch until they are further apart than a client rewrites."""
-    rules = {
-        "checkpoints": {"save_at": 0.3},
-        "cascade": [{"layer": "rollover"}],
-    }
-    async with (
-        serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as upstream,
-        weir(upstream.base_url, tmp_path / "w.db", window=6_000, balanced=rules) as target,
-        httpx.AsyncClient(base_url=target.root, headers={"authorization": "Bearer sk-test"}) as http,
-    ):
-        runs = {mark: Talk(target.client(), model=mark) for mark in ("zebra", "gnu", "okapi")}
-        for turn in range(20):
-            for number, (mark, talk) in enumerate(runs.items()):
-                if turn:
-                    talk.seed, talk.mark = number, f"{mark} is what I want in step {turn}."
-                await talk.chat(1)
-                await target.stored()
-                await target.runtime.preparation.settled()
-        for mark in runs:
-            sent = [json.dumps(array) for array in arrays_of(answered(upstream, mark))]
-            assert sum("Resuming from checkpoint" in text for text in sent) > 3
-            assert [name for name in runs if name in "".join(sent)] == [mark]
-        (name,) = {names(talk).pop() for talk in runs.values()}
-        found = await http.get(f"/weir/conversations/{name}/health")
-        assert "burn_rate" not in {alert["kind"] for alert in found.json()["alerts"]}
-
-
-@SHARED
-@pytest.mark.requirement("P1", "P2", "R.25")
-async def test_a_rewound_conversation_keeps_its_edits_and_goes_on_without_another_batch(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    await talk.agent(20)
-    edited = both.arrays("sim")[-1]
-    assert "compact=" in talk.actions()[-1]
-    assert batches(both.arrays("sim")[:-3]) == 1, "what is taken back came after the batch"
-    sent = len(talk.messages) - 2
-    talk.messages = talk.messages[: sent - 6]
-    talk.seed = 9
-    talk.add_step()
-    await talk.agent(3)
-    after = both.arrays("sim")[20:]
-    assert begins_with(after[0], edited[:-6]), "what is left of the history was forwarded differently"
-    assert talk.actions()[20:] == [talk.actions()[19]] * 3
-    assert batches(after) == 0
-
-
-@ALONE
-@pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
-@pytest.mark.requirement("P1", "P2", "D25")
-async def test_a_run_that_is_begun_anew_is_sent_what_the_first_one_was_sent_at_each_step(both: Both) -> None:
-    """The same task again, as evaluations and retries do: nothing is missing that was there the first time.
-
-    Only the last two steps before the batch may have its edits early, as after a client's rewriting of its end.
-    """
-    first = both.talk("first", seed=4)
-    await first.agent(16)
-    assert first.actions()[-1].startswith("evict=")
-    again = both.talk("again", seed=4)
-    await again.agent(16)
-    batch = next(n for n, action in enumerate(first.actions()) if action != "none")
-    before, after = both.arrays("first"), both.arrays("again")
-    assert again.actions()[: batch - 2] == ["none"] * (batch - 2)
-    assert after[: batch - 2] == before[: batch - 2]
-    assert after[batch:] == before[batch:]
-
-
-@SHARED
-@pytest.mark.parametrize("rules", [pytest.param(EVICTING, id="evicting")])
-@pytest.mark.requirement("P1", "P2", "R.25")
-async def test_two_continuations_of_one_history_share_its_edits_and_not_their_contents(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    await talk.agent(17)
-    edited = both.arrays("sim")[-1]
-    past = talk.messages[:-8]
-    forks = [both.talk(f"fork{n}", seed=20 + n, mark=mark, start=[*past]) for n, mark in enumerate(("zebra", "gnu"))]
-    for fork in forks:
-        fork.add_step()
-    for _ in range(8):
-        for fork in forks:
-            await fork.agent(1)
-    one, two = both.arrays("fork0"), both.arrays("fork1")
-    assert "gnu" not in json.dumps(one)
-    assert "zebra" not in json.dumps(two)
-    for arrays in (one, two):
-        assert begins_with(arrays[0], edited[: len(past) - 2])
-        assert batches(arrays) <= 1
-
-
-@pytest.mark.requirement("P1", "P2", "R.25")
-async def test_what_a_summary_says_of_a_turn_goes_where_the_client_rewrites_that_turn(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    talk.messages[1:] = []
-    await talk.chat(2)
-    rule = len(talk.messages)
-    talk.messages.append({"role": "user", "content": f"Never touch the zebra table. {prose(100, seed=9)}"})
-    await talk.ask()
-    talk.add_answer()
-    while (cut := both.arrays("sim")[-1])[rule:][:1] == talk.messages[rule:][:1]:
-        await talk.chat(1)
-    assert "zebra" in json.dumps(cut), "the summary says nothing of the turn"
-    talk.messages[rule]["content"] = talk.messages[rule]["content"].replace("zebra", "gnu")
-    await talk.chat(3)
-    for forwarded in both.arrays("sim")[-3:]:
-        assert "zebra" not in json.dumps(forwarded)
-        assert "gnu" in json.dumps(forwarded)
-    await both.target.settled()
-    name = talk.headers[-1]["x-weir-conversation"]
-    async with httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http:
-        state = (await http.get(f"{both.target.root()}/weir/conversations/{name}/checkpoint")).text
-    assert "gnu" in state
-    assert "zebra" not in state
-
-
-def respelled(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
-    """The same messages as another client, or the same one a turn later, would write them."""
-    made = copy.deepcopy(messages)
-    for index, message in enumerate(made):
-        if message["role"] == "assistant":
-            message["content"] = None if turn % 2 else ""
-            for call in message["tool_calls"]:
-                separators = (",", ":") if turn % 2 else (", ", ": ")
-                call["function"]["arguments"] = json.dumps(
-                    json.loads(call["function"]["arguments"]), separators=separators
-                )
-        elif (index + turn) % 2:
-            message["content"] = [{"type": "text", "text": message["content"]}]
-    last = made[-1]
-    text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
-    last["content"] = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
-    return made
-
-
-@ALONE
-@pytest.mark.requirement("P1", "P2", "P11")
-async def test_a_client_that_spells_its_history_differently_every_turn_stays_one_conversation(both: Both) -> None:
-    talk = both.talk("sim", seed=1)
-    for turn in range(24):
-        await talk.ask(respelled(talk.messages, turn), tools=TOOLS)
-        talk.add_step()
-    arrays = both.arrays("sim")
-    assert len(names(talk)) == 1
-    assert talk.actions()[-1] != "none"
-    assert batches(canonical(arrays)) <= 2  # type: ignore[arg-type]  # digests stand for messages
-
-
 @each_once
 @ALONE
 @pytest.mark.requirement("P1", "P2")
@@ -302,23 +153,6 @@ async def test_a_client_that_rewrites_its_last_user_message_every_turn_keeps_its
     assert 1 <= thrash <= 3
     assert len(names(talk)) <= 2, "nothing but the very first request shares no message with what follows"
     assert all(files[0] in array for array in arrays if moving_files), "edits are made to what stands in a file"
-
-
-@ALONE
-@pytest.mark.requirement("P1")
-async def test_title_requests_under_the_same_session_id_do_not_disturb_the_conversation(both: Both) -> None:
-    header = {"x-session-id": "ses_0001"}
-    talk = both.talk("sim", seed=1)
-    title = [{"role": "system", "content": "You write titles."}]
-    talk.grow(6, kind="agent")
-    for _ in range(12):
-        await talk.ask(tools=TOOLS, extra_headers=header)
-        asked = [*title, talk.messages[1]]
-        await talk.ask(asked, model="title", max_tokens=32, extra_headers=header)
-        talk.add_step()
-    assert {len(a) for a in both.arrays("title")} == {2}
-    assert 1 <= batches(both.arrays("sim")) <= 2
-    assert names(talk) == {"ses_0001"}
 
 
 @SHARED

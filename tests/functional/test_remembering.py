@@ -8,8 +8,6 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.conversation import book
-from proxy.planning.preparation import Preparation
 from proxy.store.records import CheckpointRow, ConversationRow
 from tests.functional.harness import (
     ALONE,
@@ -17,15 +15,12 @@ from tests.functional.harness import (
     SHARED,
     Deployment,
     InTurns,
-    Slow,
     Talk,
     answered,
     arrays_of,
     batches,
-    begins_with,
     opening,
     prose,
-    weir,
 )
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import RunningSimulator, serve_simulator
@@ -85,23 +80,6 @@ async def test_the_request_at_the_trigger_waits_for_no_model_because_its_summary
     assert "Next step: go on from" in made[0]
 
 
-@pytest.mark.requirement("D14", "P2")
-async def test_with_preparation_there_is_still_one_question_a_batch(deployment: Deployment) -> None:
-    settings = SimulatorSettings(window=WINDOW, summary_model="summariser")
-    async with (
-        serve_simulator(settings, counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, summarizer="summariser") as target,
-    ):
-        talk = Talk(target.client(), opening())
-        for _ in range(30):
-            await talk.chat(1)
-            await target.settled()
-        calls, made = answered(simulator, "summariser"), batches(arrays_of(answered(simulator)))
-        assert {s.status for s in answered(simulator)} == {200}
-    assert made >= 2
-    assert made <= len(calls) <= made + 2, "one is for a batch to come, and one may be asked again"
-
-
 YAML = """
 upstreams: {sim: {base_url: URL, api_key: pass}}
 models: [{match: '*', upstream: sim, window: 8192}]
@@ -132,23 +110,6 @@ async def test_rising_over_the_mark_saves_one_version(tmp_path: Path, deployment
             again = await checkpoints(target, talk)
     assert [row.reason for row in saved] == [row.reason for row in again] == ["safety"]
     assert saved[0].cut is None
-
-
-@pytest.mark.requirement("P5", "A2.11")
-async def test_a_conversation_without_a_name_is_not_read_before_a_batch_is_near(deployment: Deployment) -> None:
-    """Reading a long one takes a good part of a second of the process: nobody pays for that who may never need it."""
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk, read = Talk(target.client(), opening(), mark="I have decided to use fetch instead of axios."), {}
-        while not talk.headers or talk.actions()[-1] == "none":
-            await talk.chat(1)
-            await target.settled()
-            if talk.actions()[-1] == "none":
-                read[talk.headers[-1]["x-weir-pressure"].split(";")[1]] = len(target.weirs[0].runtime.planner.readings)
-    assert (read["green"], read["yellow"]) == (0, 0)
-    assert read["orange"] > 0
 
 
 async def _saved(target: InTurns, talk: Talk) -> list[str]:
@@ -293,153 +254,6 @@ async def test_what_a_huge_message_drove_out_is_back_once_that_is_another_one(
     assert [each["facts"]["batches"] for each in audited if each["type"] == "rollback"] == [1]
     told = [event for each in requests for event in each.detail.get("events", ()) if event["kind"] == "rollback"]
     assert [event["count"] >= 1 for event in told] == [True]
-
-
-@ALONE
-@pytest.mark.requirement("P1", "D25")
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_a_huge_request_beside_the_conversation_takes_nothing_from_it(
-    goes_on: bool, deployment: Deployment
-) -> None:
-    """A title, a review: its client asks about the same history once more, and goes on as if it had not."""
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client(), opening())
-        talk.grow(6)
-        await talk.chat(1)
-        before = talk.messages.copy()
-        talk.add_question()
-        await talk.ask()
-        await talk.ask([*before, user(2_500, seed=1)])
-        await talk.ask([*before, user(2_400, seed=2)])
-        assert talk.actions()[-2:] == ["compact=1"] * 2
-        if goes_on:
-            talk.add_answer()
-            talk.add_question()
-        await talk.ask()
-    assert arrays_of(answered(simulator))[-1] == talk.messages
-
-
-@SHARED
-@pytest.mark.requirement("P1", "P2", "D25")
-async def test_only_what_the_huge_message_drove_out_comes_back_and_older_batches_stay_byte_for_byte(
-    deployment: Deployment,
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client(), opening())
-        talk.grow(16)
-        await talk.chat(1)
-        assert talk.actions()[-1] == "compact=1"
-        await talk.chat(2)
-        before, standing = talk.messages.copy(), arrays_of(answered(simulator))[-1]
-        await talk.ask([*before, user(2_000, seed=1)])
-        assert not begins_with(arrays_of(answered(simulator))[-1], standing)
-        talk.messages.append(user(40, seed=2))
-        await talk.ask()
-    last = arrays_of(answered(simulator))[-1]
-    assert begins_with(last, standing)
-    assert last[len(standing) :] == talk.messages[-2:]
-
-
-@ALONE
-@pytest.mark.requirement("D25", "P2")
-async def test_near_the_trigger_nothing_comes_back_however_often_the_newest_message_is_another_one(
-    deployment: Deployment,
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client(), opening())
-        talk.grow(8)
-        await talk.chat(1)
-        for turn, size in enumerate((1_900, 700, 1_800, 800, 1_700, 750)):
-            await talk.ask([*talk.messages, user(size, seed=turn)])
-    arrays = [array[:-1] for array in arrays_of(answered(simulator))[1:]]
-    assert talk.actions()[1:] == ["compact=1"] * 6
-    assert arrays == [arrays[0]] * 6
-
-
-@pytest.mark.requirement("P1", "A2.20")
-async def test_what_an_operator_had_compacted_stays_so_when_the_newest_message_is_another_one(
-    deployment: Deployment,
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=32_000), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, window=32_000) as target,
-    ):
-        talk = Talk(target.client(), opening())
-        talk.grow(20)
-        await talk.chat(1)
-        row = await conversation(target, talk)
-        await control(target, "POST", f"{row.id}/compact")
-        await talk.ask([*talk.messages, user(300, seed=1)])
-        await talk.ask([*talk.messages, user(40, seed=2)])
-    assert talk.actions()[1:] == ["compact=1"] * 2
-
-
-@pytest.mark.requirement("A2.24")
-async def test_a_child_conversation_says_whose_part_it_is(deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        headers = {"x-weir-parent": "boss-1", "x-weir-conversation": "child-1"}
-        talk = Talk(target.client(default_headers=headers), opening())
-        await talk.chat(1)
-        row = await conversation(target, talk)
-        shown = (await control(target, "GET", "child-1")).json()
-        sent = dict(answered(simulator)[-1].headers)
-    assert row.parent == "boss-1"
-    assert shown["parent"] == "boss-1"
-    assert "x-weir-parent" not in sent
-
-
-@pytest.mark.requirement("A0.60", "A0.63")
-async def test_a_todo_list_that_leaves_the_window_is_in_the_summary(deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        talk = Talk(target.client(), opening())
-        arguments = (
-            '{"todos": [{"content": "write the adapter", "status": "completed"}, '
-            '{"content": "port the retry logic", "status": "in_progress"}, '
-            '{"content": "delete axios from package.json", "status": "pending"}]}'
-        )
-        call = {"id": "call_t", "type": "function", "function": {"name": "TodoWrite", "arguments": arguments}}
-        talk.messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_t", "content": "ok"},
-        ]
-        talk.grow(14)
-        await talk.chat(2)
-        saved = await checkpoints(target, talk)
-        made = summaries_in(simulator)
-    assert "delete axios from package.json" in made[-1]
-    assert '"delete axios from package.json", "status": "planned"' in saved[-1].body
-    assert '"write the adapter", "status": "done"' in saved[-1].body
-
-
-@pytest.mark.requirement("R.74", "D14")
-async def test_a_shutdown_in_the_middle_of_a_preparation_leaves_no_half_of_it(deployment: Deployment) -> None:
-    settings = SimulatorSettings(window=WINDOW, summary_model="summariser", latency=1.5)
-    async with asyncio.timeout(60), serve_simulator(settings, counter=COUNTER) as simulator:
-        async with deployment.serving(simulator.base_url, summarizer="summariser") as target:
-            talk = Talk(target.client(), opening())
-            talk.grow(9)
-            await talk.chat(1)
-            thread = next(iter(target.weirs[0].runtime.planner.conversations._threads.values()))
-            for _ in range(50):
-                if thread.preparing is not None:
-                    break
-                await asyncio.sleep(0.02)
-        assert thread.known.prepared is None
 
 
 @SHARED
@@ -588,62 +402,3 @@ async def test_a_summary_stands_where_the_policy_says_and_the_system_prompt_keep
         assert first[0] == talk.messages[0]
         assert first[held[0]]["role"] == role
         assert first[held[0] - 1] == talk.messages[1]
-
-
-async def test_a_conversation_that_memory_had_no_room_for_goes_on_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(book, "MAX_HELD", 20_000)
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "weir.db") as target,
-    ):
-        talks = [Talk(target.client(default_headers={"x-weir-conversation": f"c{n}"}), seed=n) for n in range(6)]
-        for talk in talks:
-            talk.grow(24)
-            await talk.chat(2)
-            await target.stored()
-        first = talks[0]
-        held = [thread.branch.name for thread in target.runtime.planner.conversations._threads.values()]
-        await first.chat(1)
-        forwarded = arrays_of(answered(simulator))
-    assert "c0" not in held
-    assert begins_with(forwarded[-1], forwarded[1])
-
-
-async def test_what_was_stored_while_its_client_left_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """So what waited to be saved after an earlier answer is not refused for being made on a version of before."""
-    may_read = asyncio.Event()
-    read_state = Preparation._read_state
-
-    async def read_later(self: Preparation, *given: Any) -> Checkpoint:
-        await may_read.wait()
-        return await read_state(self, *given)
-
-    monkeypatch.setattr(Preparation, "_read_state", read_later)
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "weir.db", balanced={"checkpoints": {"save_at": 0.1}}) as target,
-    ):
-        store = target.runtime.store
-        assert store is not None
-        slow = Slow(store.commit)
-        monkeypatch.setattr(store, "commit", slow)
-        talk = Talk(target.client(default_headers={"x-weir-conversation": "one"}))
-        talk.grow(4, kind="agent")
-        await talk.ask()
-        talk.add_step(words=9_000)
-        leaves = asyncio.create_task(talk.ask())
-        await slow.reached.wait()
-        may_read.set()
-        leaves.cancel()
-        await asyncio.wait([leaves])
-        async with httpx.AsyncClient(base_url=target.root) as http:
-            for _ in range(5):  # by then it is known that the client has left
-                await http.get("/healthz")
-        slow.goes_on.set()
-        await target.runtime.preparation.settled()
-        await target.stored()
-    assert [each.message for each in caplog.records if "at version" in each.message] == []

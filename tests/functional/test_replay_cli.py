@@ -53,12 +53,6 @@ def replay(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["replay", *map(str, arguments)])
 
 
-def told(*arguments: object) -> Any:
-    result = replay(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 @pytest.mark.requirement("P14", "A0.95")
 @pytest.mark.parametrize("summarizer", [None, "summariser"], ids=["extracted", "prepared by a model"])
 async def test_what_is_replayed_is_what_a_real_weir_forwards(summarizer: str | None) -> None:
@@ -105,94 +99,6 @@ def unaddressed(arrays: list[list[dict[str, Any]]]) -> str:
     return re.sub(r"weir-\d{6}", "weir", json.dumps(arrays))
 
 
-@pytest.mark.requirement("A0.2", "P14")
-def test_the_table_has_a_row_for_each_policy_beside_unmanaged_and_a_sliding_window(recorded: Path) -> None:
-    result = replay(recorded, "--window", 8192, "--max-tokens", 512, "--policy", "balanced", "--policy", "off")
-
-    assert result.exit_code == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("2 conversations, 36 requests, a window of 8,192 tokens (512 for the answer)")
-    rows = [line for line in lines if line.startswith(("unmanaged ", "sliding window ", "balanced ", "off "))]
-    assert [row.split("  ")[0] for row in rows] == ["unmanaged", "sliding window", "balanced", "off"]
-    assert rows[0].split()[1:] == rows[3].split()[1:]
-
-
-@pytest.mark.requirement("A0.2")
-def test_programs_are_told_the_figures_of_every_policy(recorded: Path) -> None:
-    told_of = told(recorded, "--window", 8192, "--max-tokens", 512)
-
-    assert (told_of["window"], told_of["reserve"], told_of["prices"]["unit"]) == (8192, 512, "input tokens")
-    assert list(told_of["policies"]) == ["unmanaged", "sliding window", "balanced"]
-    balanced, raw = told_of["policies"]["balanced"], told_of["policies"]["unmanaged"]
-    assert (balanced["requests"], balanced["fit"], balanced["refused"]) == (36, 36, 0)
-    assert balanced["saved"] == raw["tokens"] - balanced["tokens"] > 0
-    assert balanced["retention"]["needed"] == balanced["retention"]["recoverable"] == 1
-    assert balanced["conversations"] == 2
-
-
-REFUSES = """
-policies:
-  strict:
-    preset: balanced
-    enforce: bucket
-    buckets: {tool_outputs: {cap: 1500, on_overflow: reject}}
-"""
-
-
-def test_a_policy_that_refuses_is_not_the_cheapest_and_says_why(recorded: Path, tmp_path: Path) -> None:
-    (tmp_path / "weir.yaml").write_text(REFUSES, encoding="utf-8")
-    options = (recorded, "--policy", "strict", "--config", "weir.yaml", "--window", 32_768, "--max-tokens", 512)
-
-    strict = told(*options)["policies"]["strict"]
-    shown = replay(*options).stdout
-
-    refused = strict["refused"]
-    assert 0 < refused < strict["requests"] == strict["fit"] + refused
-    assert strict["saved"] == 0 == round(strict["cost_saved"], 6)
-    assert strict["cost_against_unmanaged"] is strict["cost_against_sliding_window"] is None
-    assert strict["refused_by"] == {"tool_outputs": refused}
-    assert f"would have been refused (tool_outputs {refused} x)" in shown
-    row = next(line for line in shown.splitlines() if line.startswith("strict "))
-    assert f"– ({refused})" in row  # noqa: RUF001 - a dash
-
-
-def test_no_cost_is_compared_where_requests_do_not_fit(recorded: Path) -> None:
-    raw = told(recorded, "--window", 8192, "--max-tokens", 512)["policies"]["unmanaged"]
-    shown = replay(recorded, "--window", 8192, "--max-tokens", 512, "--policy", "balanced", "--policy", "off").stdout
-
-    unfit = raw["requests"] - raw["fit"]
-    assert (raw["cost_against_unmanaged"], raw["refused_by"]) == (None, {})
-    assert unfit > 0
-    rows = {line.split("  ")[0]: line for line in shown.splitlines() if line.startswith(("unmanaged ", "off "))}
-    assert all(f"– ({unfit})" in row and f"{raw['prefix_reuse']:.1%}" in row for row in rows.values())  # noqa: RUF001
-    assert f"off: {unfit} of {raw['requests']} requests do not fit the window: no ratio of costs is given." in shown
-
-
-def test_only_so_many_conversations_are_played_as_asked(recorded: Path) -> None:
-    recorded.write_text(recorded.read_text(encoding="utf-8") + "\nbroken", encoding="utf-8")
-
-    assert told(recorded, "--window", 8192, "--limit", 2)["policies"]["balanced"]["conversations"] == 2
-
-
-def test_a_policy_may_come_from_a_file(recorded: Path, tmp_path: Path) -> None:
-    file = tmp_path / "own.yaml"
-    file.write_text("policies:\n  tight:\n    preset: balanced\n    window: 4096\n", encoding="utf-8")
-
-    from_file = told(recorded, "--policy", f"{file}:tight")
-    by_config = told(recorded, "--policy", "tight", "--config", file)
-
-    assert from_file["window"] == by_config["window"] == 4096
-    assert from_file["policies"][f"{file}:tight"]["tokens"] == by_config["policies"]["tight"]["tokens"]
-
-
-def test_a_models_window_and_prices_are_taken_from_the_table(recorded: Path) -> None:
-    told_of = told(recorded, "--model", "gpt-4o-mini", "--max-tokens", 512)
-
-    assert told_of["window"] == 128_000
-    assert told_of["prices"] == {"source": "the price list for gpt-4o-mini", "unit": "$"}
-    assert 0 < told_of["policies"]["unmanaged"]["cost"] < 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -217,17 +123,3 @@ def test_wrong_usage_is_one_line_on_stderr_and_exit_2(
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
-
-
-def test_a_policy_file_that_is_not_there_is_one_line(recorded: Path) -> None:
-    result = replay(recorded, "--policy", "nowhere.yaml:tight")
-
-    assert result.exit_code == 1
-    assert "nowhere.yaml" in result.stderr
-
-
-def test_help_has_an_example() -> None:
-    result = replay("--help")
-
-    assert result.exit_code == 0
-    assert "weir replay" in result.stdout.split("Example:")[1]

@@ -14,18 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import (
-    ALONE,
-    COUNTER,
-    EVICTING,
-    Deployment,
-    InTurns,
-    Talk,
-    answered,
-    opening,
-    prose,
-    ruled,
-)
+from tests.functional.harness import ALONE, COUNTER, EVICTING, Deployment, InTurns, Talk, answered, opening, ruled
 from tests.functional.test_store_failures import until
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
@@ -106,59 +95,10 @@ async def killed(target: InTurns, waiting: "asyncio.Task[Any]") -> None:
         await waiting
 
 
-@ALONE
-@pytest.mark.requirement("R.60", "P9", "P1")
-async def test_a_kill_under_a_huge_message_keeps_nothing_from_the_request_that_comes_instead(
-    deployment: Deployment,
-) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.started("--upstream", simulator.base_url, "--window", "8192") as target,
-    ):
-        talk = Talk(target.client())
-        talk.grow(6)
-        await talk.chat(1)
-        before = talk.messages.copy()
-        talk.messages = [*before, {"role": "user", "content": prose(2_500, seed=1)}]
-        await killed(target, await in_flight(talk, simulator))
-        talk.messages = [*before, {"role": "user", "content": prose(40, seed=2)}]
-        await talk.ask()
-    batch, after = (json.loads(each.body)["messages"] for each in answered(simulator)[-2:])
-    assert len(batch) < len(after)
-    assert after == talk.messages
-
-
 def last(simulator: RunningSimulator) -> list[dict[str, Any]]:
     """The messages of the newest request of the talk about axios."""
     arrays = (json.loads(each.body)["messages"] for each in reversed(answered(simulator)))
     return next(array for array in arrays if array[0] == opening()[0])
-
-
-@ALONE
-@pytest.mark.requirement("R.60", "P9", "A0.16")
-async def test_what_others_teach_while_a_request_is_in_flight_changes_nothing_about_it(
-    tmp_path: Path, deployment: Deployment
-) -> None:
-    counter = Scaled(1.0)
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=counter) as simulator,
-        running(deployment, tmp_path, simulator.base_url, {"preset": "balanced"}) as target,
-    ):
-        talk = Talk(target.client())
-        talk.grow(9, kind="agent")
-        await talk.agent(3)
-        waiting = await in_flight(talk, simulator)
-        assert last(simulator) == talk.messages, "nothing was done with it"
-        counter.share = 1.25
-        other = Talk(target.client(), messages=opening(seed=7))
-        await other.chat(8)
-        before = last(simulator)
-        await killed(target, waiting)
-        await talk.ask()
-        assert last(simulator) == before
-        talk.add_step()
-        await talk.ask()
-        assert last(simulator) != talk.messages, "what was learned counts from the next request on"
 
 
 @pytest.mark.parametrize("deployment", [pytest.param(2, id="two in turns on PostgreSQL")], indirect=True)

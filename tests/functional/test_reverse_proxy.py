@@ -1,14 +1,12 @@
 """What stands in front of Weir: streams that it must not hold back, and pages whose origin Weir does not see."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from proxy.config.loading import load_config
-from proxy.config.values import Flags
 from tests.functional.harness import RunningWeir, weir
 from tests.functional.scripted import Asked, Reply, ScriptedUpstream, chunks_of, completion, events, scripted, whole
 
@@ -19,7 +17,6 @@ public_url: https://weir.example.com/
 auth: {{admin_token: admin-token-0001}}
 """
 PUBLIC = "https://weir.example.com"
-SAID = [{"role": "user", "content": "hi"}]
 
 
 def answer(asked: Asked) -> Reply:
@@ -38,29 +35,6 @@ async def target(tmp_path: Path) -> AsyncIterator[RunningWeir]:
         weir("", folder=tmp_path, yaml=CONFIG.format(url=upstream.base_url), window=None) as running,
     ):
         yield running
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ({}, ("no-transform", "no")),
-        ({"cache-control": "no-cache"}, ("no-cache, no-transform", "no")),
-        ({"cache-control": "no-store, No-Transform", "x-accel-buffering": "yes"}, ("no-store, No-Transform", "yes")),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_a_stream_says_that_nothing_of_it_is_to_be_held_back(
-    target: RunningWeir, path: str, said: Mapping[str, str], expected: tuple[str, str]
-) -> None:
-    headers = {"authorization": "Bearer sk-test", **{f"x-say-{name}": value for name, value in said.items()}}
-    async with httpx.AsyncClient(headers=headers) as http:
-        body = {"model": "m", "messages": SAID}
-        stream = await http.post(f"{target.base_url}/{path}", json={**body, "stream": True})
-        no_stream = await http.post(f"{target.base_url}/{path}", json=body)
-    assert stream.text.endswith("data: [DONE]\n\n")
-    assert (stream.headers["cache-control"], stream.headers["x-accel-buffering"]) == expected
-    assert not {"cache-control", "x-accel-buffering"} & no_stream.headers.keys()
 
 
 async def signed_in(target: RunningWeir, **headers: str) -> httpx.Response:
@@ -93,9 +67,3 @@ async def test_the_public_name_is_no_name_that_was_bound_anew(target: RunningWei
         for host, status in (("weir.example.com", 200), ("evil.example", 403)):
             page = await http.get("/weir/ui", headers={"host": host})
             assert page.status_code == status, host
-
-
-@pytest.mark.parametrize("said", ["weir.example.com", "https://weir.example.com/ui", "ftp://weir.example.com"])
-def test_what_is_no_address_is_refused(said: str) -> None:
-    with pytest.raises(Exception, match="public_url"):
-        load_config(env={"WEIR_PUBLIC_URL": said}, flags=Flags(upstream="http://127.0.0.1:9/v1"))

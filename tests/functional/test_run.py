@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import re
-import signal
 import stat
 import subprocess
 import sys
@@ -27,13 +25,6 @@ from openai import OpenAI
 raw = OpenAI(max_retries=0).chat.completions.with_raw_response.create(
     model="sim", max_tokens=16, messages=[{"role": "user", "content": "Hello"}])
 print(raw.headers["x-weir-conversation"], bool(raw.parse().choices[0].message.content))
-"""
-WAIT = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-print("ready", flush=True)
-for _ in range(600):  # not in one sleep: a signal between the line above and its system call would be handled after it
-    time.sleep(0.1)
 """
 
 
@@ -106,21 +97,6 @@ async def test_programs_that_read_no_base_url_are_told_in_their_own_way(
         assert provider["openai"]["options"] == {"baseURL": running.base_url}
 
 
-@pytest.mark.parametrize("serves", [False, True], ids=["beside a Weir", "with a Weir of its own"])
-async def test_a_signal_reaches_the_command_and_its_exit_code_comes_back(serves: bool, tmp_path: Path) -> None:
-    port = free_port()
-    async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator, weir(simulator.base_url) as target:
-        root = f"http://127.0.0.1:{port}" if serves else target.root
-        given = ["--url", root, *(["--serve"] if serves else []), "--", sys.executable, "-c", WAIT]
-        process = await started(*given, folder=tmp_path)
-        assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 5
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
-
-
 async def test_a_weir_is_started_for_the_time_of_a_command_that_is_the_real_sdk(tmp_path: Path) -> None:
     port = free_port()
     async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
@@ -167,33 +143,3 @@ async def here(*arguments: str) -> tuple[int, str]:
     """The same in this process, where no command comes to be started."""
     done = await asyncio.to_thread(CliRunner().invoke, main, ["run", *arguments], env=environment())
     return done.exit_code, done.stderr
-
-
-async def test_a_weir_that_is_started_for_claude_is_in_front_of_anthropic(tmp_path: Path) -> None:
-    claude = tmp_path / "claude"
-    claude.write_text("#!/bin/sh\nexit 0\n")
-    claude.chmod(0o755)
-    own = {"WEIR_PORT": str(free_port()), "OPENAI_API_KEY": "sk-for-openai-alone"}
-    code, _, err = await run("--", str(claude), folder=tmp_path, **own)
-    assert code == 0, err
-    log = Path(re.findall(r"log in (\S+)", err)[0])
-    assert "https://api.anthropic.com/v1" in log.read_text()
-    assert "a simulated model answers" not in err
-
-
-async def test_without_a_key_it_is_said_that_a_simulated_model_answers(tmp_path: Path) -> None:
-    code, out, err = await run("--", sys.executable, "-c", ASK, folder=tmp_path, WEIR_PORT=str(free_port()))
-    assert (code, out.endswith("True\n")) == (0, True), err
-    assert "weir: there is no OPENAI_API_KEY: a simulated model answers" in err
-
-
-async def test_files_of_the_user_are_not_taken_for_weir(tmp_path: Path) -> None:
-    for name in ("proxy.py", "policies.py"):
-        (tmp_path / name).write_text("raise SystemExit('this is not Weir')\n")
-    process = await asyncio.create_subprocess_exec(
-        Path(sys.executable).with_name("weir"), "run", "--", sys.executable, "-c", ASK, cwd=tmp_path,
-        env=environment(WEIR_PORT=str(free_port())), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, out.decode().endswith("True\n")) == (0, True), err.decode()

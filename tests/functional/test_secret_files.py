@@ -37,14 +37,6 @@ def test_a_variable_and_one_inside_the_file_are_read_from_files(
     assert config.auth.admin_token.get_secret_value() == SECRET
 
 
-def test_the_variable_itself_is_used_where_it_has_a_value(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEIR_ADMIN_TOKEN_FILE", str(secret))
-    monkeypatch.setenv("WEIR_ADMIN_TOKEN", "admin-token-0001")
-    assert environment()["WEIR_ADMIN_TOKEN"] == "admin-token-0001"
-    monkeypatch.setenv("WEIR_ADMIN_TOKEN", "")
-    assert environment()["WEIR_ADMIN_TOKEN"] == SECRET
-
-
 @pytest.mark.parametrize("kind", ["absent", "folder", "binary"])
 def test_a_file_that_cannot_be_read_says_what_to_write(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

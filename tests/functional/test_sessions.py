@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import openai
 import pytest
 
 from proxy.wire.counting import count_message
@@ -19,7 +20,7 @@ from tests.functional.harness import (
     tool_step,
 )
 from tests.profile import each_once
-from tests.upstream.app import RunningSimulator, serve_simulator
+from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
 pytestmark = pytest.mark.slow
@@ -50,11 +51,6 @@ async def drive_chat(target: InTurns, *, steps: int = STEPS) -> list[Any]:
         await target.settled()  # so does whoever reads the answer
         messages.append({"role": "assistant", "content": prose(132, seed=2 * number + 1)})
     return messages
-
-
-def sent(simulator: RunningSimulator) -> list[list[dict[str, Any]]]:
-    """The message arrays that reached the upstream, in order."""
-    return [json.loads(s.body)["messages"] for s in simulator.ledger if s.path.endswith("/chat/completions")]
 
 
 def batches(arrays: list[list[dict[str, Any]]]) -> int:
@@ -94,3 +90,35 @@ async def test_a_session_that_would_overflow_is_answered_with_few_batches(
     record_property(
         "figures", f"{kind} {summarizer}: batches {batches(arrays)}, reuse {reuse(arrays):.3f}, calls {len(summaries)}"
     )
+
+
+DECISIONS = {
+    6: "We decided to wrap fetch in src/http/client.ts, because the interceptors need one place.",
+    12: "Timeouts use AbortController with 8,000 ms; CancelToken is not to be used any more.",
+    18: "Never change the public type HttpError: the mobile team imports it.",
+}
+"""What the user says before these steps."""
+
+
+@ALONE
+@pytest.mark.requirement("A0.8", "A0.3")
+async def test_a_migration_of_fifty_steps_ends_with_its_goal_and_its_decisions_in_sight(deployment: Deployment) -> None:
+    async with serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator:
+        async with deployment.serving(simulator.base_url, window=8192) as target:
+            messages = opening()
+            for start, end in pairwise((0, *DECISIONS, 50)):
+                if start in DECISIONS:
+                    messages.append({"role": "user", "content": DECISIONS[start]})
+                await drive_agent(target, steps=end - start, start=start, messages=messages)
+        seen = simulator.answered()
+        direct: Any = openai.AsyncOpenAI(base_url=simulator.base_url, api_key="sk-test", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await direct.chat.completions.create(model="sim", messages=messages[:36], max_tokens=512, tools=TOOLS)
+        await direct.close()
+    assert [each.status for each in seen] == [200] * 50
+    last = seen[-1].json()["messages"]
+    assert last[0] == messages[0]
+    assert last[1]["content"].startswith(messages[1]["content"]), "the goal is there word for word"
+    text = json.dumps(last)
+    assert [said for said in DECISIONS.values() if json.dumps(said)[1:-1] not in text] == []
+    assert len(last) < len(messages) / 2

@@ -1,11 +1,9 @@
 """What a client, an operator and the upstream see of each subsystem: served without one, told on every answer, counted."""
 
-import json
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
@@ -13,36 +11,14 @@ import openai
 import pytest
 
 from proxy.store.packing import Packed, unpack, unpack_message, unpack_text
-from proxy.wire.chat import digest_of
 from proxy.wire.counting import count_message, count_tools
-from proxy.wire.raw import split_array, split_object
-from tests.functional.harness import (
-    ALONE,
-    COUNTER,
-    EVICTING,
-    TOOLS,
-    Deployment,
-    InTurns,
-    RunningWeir,
-    Talk,
-    answered,
-    arrays_of,
-    prose,
-    weir,
-)
-from tests.functional.test_reference_task import restored
+from tests.functional.harness import COUNTER, EVICTING, TOOLS, RunningWeir, Talk, answered, arrays_of, prose, weir
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
 pytestmark = pytest.mark.slow
 
 WINDOW, MAX_TOKENS = 8_192, 512
-CONFIG = """
-upstreams: {{sim: {{kind: openai, base_url: "{upstream}", api_key: sk-upstream}}}}
-models: [{{match: "*", upstream: sim, window: {window}}}]
-policies: {policies}
-default_policy: tested
-"""
 TOKENS = re.compile(r"before=~?(\d+);after=~?(\d+);limit=(\d+)")
 PRESSURE = re.compile(r"\d+\.\d\d;(green|yellow|orange|red|critical);(healthy|preparing|active|emergency)")
 
@@ -51,11 +27,6 @@ PRESSURE = re.compile(r"\d+\.\d\d;(green|yellow|orange|red|critical);(healthy|pr
 async def upstream() -> AsyncIterator[RunningSimulator]:
     async with serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator:
         yield simulator
-
-
-def config_of(upstream: RunningSimulator, policy: Mapping[str, Any], *, window: int = WINDOW) -> str:
-    """A file whose default policy is ``policy``."""
-    return CONFIG.format(upstream=upstream.base_url, window=window, policies=json.dumps({"tested": policy}))
 
 
 def tokens_of(headers: Mapping[str, str]) -> tuple[int, int, int]:
@@ -73,11 +44,6 @@ def pressure_of(headers: Mapping[str, str]) -> tuple[str, str]:
     return found.group(1), found.group(2)
 
 
-def raw_messages(body: bytes) -> list[bytes]:
-    """The bytes of each message of a request."""
-    return [bytes(raw) for raw in split_array(split_object(body)["messages"]) or ()]
-
-
 async def metrics_of(target: RunningWeir) -> dict[str, float]:
     """Every sample of ``/metrics`` by name and own labels."""
     async with httpx.AsyncClient() as http:
@@ -87,32 +53,6 @@ async def metrics_of(target: RunningWeir) -> dict[str, float]:
         own = sorted(part for part in labels.strip("{}").split(",") if part and not part.startswith("otel_"))
         found[name + ("{" + ",".join(own) + "}" if own else "")] = float(value)
     return found
-
-
-NOTHING_OF: dict[str, dict[str, Any]] = {
-    "no layer at all": {"cascade": []},
-    "no compaction": {"cascade": [{"layer": "dedupe"}, {"layer": "evict"}]},
-    "no eviction": {"cascade": [{"layer": "compact"}]},
-    "no pressure": {"zones": dict.fromkeys(("yellow_at", "orange_at", "red_at", "critical_at"), 1.0), "cold_at": None},
-    "no budget": {"headroom": 0, "margin": 0, "reserve_floor": 0, "cascade": [{"layer": "evict"}]},
-    "an unavailable layer": {"cascade": [{"layer": "progressive", "at": 0.5}, {"layer": "delegate", "at": 0.6}]},
-}
-
-
-@pytest.mark.requirement("A0.7", "A0.3")
-@pytest.mark.parametrize("without", NOTHING_OF)
-async def test_a_session_that_would_overflow_is_served_without_any_one_subsystem(
-    without: str, upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    yaml = config_of(upstream, NOTHING_OF[without])
-    async with weir(upstream.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
-        talk = Talk(target.client())
-        talk.grow(18, kind="agent")
-        await talk.agent(4)
-    raw = [count_message(m, COUNTER, model="sim") for m in talk.messages[:-2]]
-    assert sum(raw) + MAX_TOKENS > 1.2 * WINDOW, "the session does not fit as it came"
-    assert [s.status for s in answered(upstream)] == [200] * 4
-    assert talk.actions()[-1] != "none"
 
 
 def filled(share: float, *, kind: str) -> list[dict[str, Any]]:
@@ -166,34 +106,6 @@ async def test_at_99_percent_of_the_window_a_new_task_is_accepted_and_succeeds(
     assert after <= limit
 
 
-def image(seed: int, detail: str) -> dict[str, Any]:
-    """A message with a picture and a question."""
-    url = "data:image/png;base64," + Random(seed).randbytes(3_000).hex()
-    parts = [{"type": "image_url", "image_url": {"url": url, "detail": detail}}, {"type": "text", "text": "See this?"}]
-    return {"role": "user", "content": parts}
-
-
-@pytest.mark.requirement("A2.23", "A2.13")
-async def test_a_retry_after_an_overflow_keeps_the_pictures_of_the_messages_that_stay() -> None:
-    older = image(1, "low")
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        weir(simulator.base_url, window=4 * WINDOW, balanced=EVICTING) as target,
-    ):
-        talk = Talk(target.client())
-        talk.grow(20, kind="agent")
-        talk.messages += [older, {"role": "assistant", "content": "Yes, a chart."}, image(2, "auto")]
-        await talk.ask(tools=TOOLS)
-        first, second = answered(simulator)
-    assert (first.status, second.status) == (400, 200)
-    assert "retry=1" in talk.actions()[-1]
-    sent, again = raw_messages(first.body), raw_messages(second.body)
-    assert sum(b"image_url" in raw for raw in sent) == 2
-    assert len(b"".join(again)) < len(b"".join(sent))
-    assert [raw for raw in sent if b"image_url" in raw] == [raw for raw in again if b"image_url" in raw]
-    assert json.loads(again[-1]) == image(2, "auto")
-
-
 FIVE = ("x-weir-conversation", "x-weir-tokens", "x-weir-pressure", "x-weir-actions", "x-weir-overhead-ms")
 
 
@@ -234,17 +146,6 @@ async def test_every_answer_says_how_full_the_window_was_and_what_was_done(
     assert [tokens_of(h)[0] > tokens_of(h)[1] for h in found] == [h["x-weir-actions"] != "none" for h in found]
     assert pressure_of(found[0])[1] == "healthy"
     assert pressure_of(found[-1])[1] == "active"
-
-
-@pytest.mark.requirement("A0.134")
-async def test_a_refusal_by_weir_itself_says_how_full_the_window_was(upstream: RunningSimulator) -> None:
-    messages = [{"role": "system", "content": prose(9_000, seed=5)}, {"role": "user", "content": "hello"}]
-    async with weir(upstream.base_url) as target:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await target.client().chat.completions.create(model="sim", messages=messages, max_tokens=MAX_TOKENS)
-    headers = refused.value.response.headers
-    assert set(FIVE) <= set(headers)
-    assert tokens_of(headers)[0] > WINDOW
 
 
 @pytest.mark.requirement("A0.2", "A1.14", "A0.141", "A4.16")
@@ -326,87 +227,6 @@ async def test_a_summary_is_stored_apart_and_the_system_prompt_not_at_all(
     assert talk.messages[3]["content"].encode() in bodies
     assert b"heliotrope-4417" not in bodies
     assert b"heliotrope-4417" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
-
-
-@ALONE
-@pytest.mark.requirement("P10", "P2")
-async def test_a_switch_to_a_model_with_a_smaller_window_plans_again_for_that_window_alone(
-    tmp_path: Path, deployment: Deployment
-) -> None:
-    windows = {"large": 200_000, "small": 32_000}
-    async with serve_simulator(SimulatorSettings(windows=windows), counter=COUNTER) as simulator:
-        rules = [{"match": name, "upstream": "sim", "window": size} for name, size in windows.items()]
-        yaml = f'upstreams: {{sim: {{kind: openai, base_url: "{simulator.base_url}"}}}}\nmodels: {json.dumps(rules)}\n'
-        async with deployment.serving(simulator.base_url, yaml=yaml, folder=tmp_path, window=None) as target:
-            talk = Talk(target.client(), model="large")
-            talk.grow(110, kind="agent")
-            for model in ("large", "small", "small", "large"):
-                talk.model = model
-                await talk.agent(1)
-        seen = answered(simulator, "large") + answered(simulator, "small")
-        first, last, switched, after = (s.json()["messages"] for s in seen)
-    assert [s.status for s in seen] == [200] * 4
-    assert talk.actions()[0] == "none"
-    assert first == json.loads(json.dumps(talk.messages[: len(first)]))
-    assert seen[0].prompt_tokens > 32_000 > max(s.prompt_tokens for s in seen[2:]) + MAX_TOKENS
-    assert after[: len(switched)] == switched
-    assert last[: len(first)] == first, "what was decided for the small window is not sent to the large one"
-    assert len({h["x-weir-conversation"] for h in talk.headers}) == 1
-    limits = [tokens_of(h)[2] for h in talk.headers]
-    assert limits[0] == limits[3] == 200_000 - MAX_TOKENS - 10_000
-    assert limits[1] == limits[2] == 32_000 - MAX_TOKENS - 1_600
-
-
-def forms(number: int) -> list[dict[str, Any]]:
-    """A turn in which every form of content appears."""
-    text, url = prose(40, seed=number), "data:image/png;base64," + Random(number).randbytes(90).hex()
-    calls = [
-        {"id": f"call_{number}_{n}", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
-        for n in range(2)
-    ]
-    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
-    sound = {"type": "input_audio", "input_audio": {"data": "UklGRiQAAABXQVZF", "format": "wav"}}
-    return [
-        {"role": "user", "content": parts},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {
-            "role": "tool",
-            "tool_call_id": calls[0]["id"],
-            "content": [{"type": "text", "text": prose(260, seed=number)}],
-        },
-        {"role": "tool", "tool_call_id": calls[1]["id"], "content": prose(260, seed=-number)},
-        {"role": "assistant", "content": None, "function_call": {"name": "read_file", "arguments": "{}"}},
-        {"role": "function", "name": "read_file", "content": prose(60, seed=7 * number)},
-        {"role": "assistant", "content": None, "refusal": "I cannot do that."},
-        {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Listen."}, sound]},
-        {"role": "assistant", "content": [{"type": "text", "text": text}]},
-        {"role": "user", "content": text},
-    ]
-
-
-@pytest.mark.requirement("P11", "P3", "A0.26")
-async def test_a_managed_conversation_may_hold_every_form_of_content(
-    upstream: RunningSimulator, tmp_path: Path
-) -> None:
-    async with weir(upstream.base_url, tmp_path / "w.db") as target:
-        talk = Talk(target.client(), [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}])
-        for number in range(1, 11):
-            talk.messages += forms(number)
-            answer = await talk.ask(tools=TOOLS, n=2)
-            assert len(answer.choices) == 2
-            talk.messages.append({"role": "assistant", "content": "Seen."})
-        last = answered(upstream)[-1].json()["messages"]
-        joined = [
-            m for m in talk.messages if m["role"] == "user" and json.dumps(m["content"])[1:-1] in json.dumps(last)
-        ]
-        gone = {digest_of(m) for m in talk.messages[:-1]} - {digest_of(m) for m in (*last, *joined)}
-        originals = await restored(InTurns([target]), last)
-    assert [s.status for s in answered(upstream)] == [200] * 10
-    assert talk.actions()[-1] != "none"
-    assert last[0] == talk.messages[0]
-    assert talk.messages[-2]["content"] in str(last[-1]["content"])
-    assert gone
-    assert gone <= originals
 
 
 @pytest.mark.requirement("A3.4", "D10", "A2.18")

@@ -11,19 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.functional.harness import (
-    COUNTER,
-    TOOLS,
-    Deployment,
-    InTurns,
-    Talk,
-    answered,
-    arrays_of,
-    begins_with,
-    opening,
-    prose,
-    tool_step,
-)
+from tests.functional.harness import COUNTER, TOOLS, Deployment, InTurns, Talk, answered, begins_with, opening, prose
 from tests.upstream.app import RunningSimulator, serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -34,7 +22,6 @@ models: [{match: '*', upstream: sim, window: WINDOW}]
 policies: {mine: POLICY}
 default_policy: mine
 """
-NOTES_ASKED = b"Take from the conversation above the notes that will still be needed"
 DECIDED = "I have decided to use fetch instead of axios, because axios is unmaintained."
 
 
@@ -65,9 +52,6 @@ class Served:
     def talk(self, messages: list[dict[str, Any]] | None = None, **headers: str) -> Talk:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return Talk(self.target.client(default_headers=named), messages or opening())
-
-    def arrays(self) -> list[list[dict[str, Any]]]:
-        return arrays_of(answered(self.simulator))
 
     async def timeline(self, talk: Talk) -> list[dict[str, Any]]:
         await self.target.settled()
@@ -113,28 +97,6 @@ async def test_a_subsystem_that_is_off_leaves_no_row_and_a_session_is_served_wit
     assert {name for name, rows in counted.items() if not rows} == set(off)
     assert bool(snapshots) == ("health" not in off)
     assert not alerts or "health" not in off
-
-
-@pytest.mark.requirement("A0.7", "A0.3")
-@pytest.mark.parametrize("off", ["nothing", "checkpoints", "notes"])
-async def test_nor_does_it_where_a_model_summarises_in_the_request(off: str, tmp_path: Path) -> None:
-    """Before a model is asked a checkpoint is saved, and the same model is asked for notes."""
-    policy = "{summarizer: summariser, summaries: {prepare_at: null, wait: 20}, notes: {extract_from: 1}}"
-    policy = policy.replace(", notes: {extract_from: 1}", "") if off == "notes" else policy
-    policy = policy.replace("{", "{checkpoints: off, ", 1) if off == "checkpoints" else policy
-    async with Served(tmp_path, policy, summary_model="summariser") as served:
-        talk = served.talk(x_weir_conversation="long")
-        talk.grow(14, kind="agent")
-        await talk.ask(tools=TOOLS)
-        asked_in_time = answered(served.simulator, "summariser")
-        saved = served.count(ROWS["checkpoints"])
-        await talk.agent(3)
-        await served.timeline(talk)
-        noted = [s for s in answered(served.simulator, "summariser") if NOTES_ASKED in s.body]
-    assert talk.actions()[0] == "compact=1"
-    assert asked_in_time
-    assert bool(saved) == (off != "checkpoints")
-    assert bool(noted) == (off != "notes")
 
 
 @pytest.mark.requirement("A0.28")
@@ -189,29 +151,6 @@ async def test_a_cache_breakpoint_stands_between_tools_and_history_and_never_mov
     assert sum(not begins_with(new, old) for old, new in zip(arrays, arrays[1:], strict=False)) <= 2
 
 
-@pytest.mark.requirement("A4.13", "P4")
-async def test_where_the_client_marks_its_prompt_itself_or_nobody_asks_nothing_is_added(tmp_path: Path) -> None:
-    own = [{"type": "text", "text": "What now?", "cache_control": {"type": "ephemeral"}}]
-    async with Served(tmp_path, "{cache_breakpoint: 5m}") as served:
-        marked = served.talk([*opening(), {"role": "user", "content": own}])
-        await marked.ask(tools=TOOLS)
-        assert served.arrays()[-1] == marked.messages
-    (tmp_path / "off").mkdir()
-    async with Served(tmp_path / "off", "{}") as served:
-        plain = served.talk()
-        await plain.ask(tools=TOOLS)
-        assert served.arrays()[-1] == plain.messages
-
-
-@pytest.mark.requirement("A4.13", "P5")
-async def test_a_policy_that_only_looks_adds_no_breakpoint(tmp_path: Path) -> None:
-    async with Served(tmp_path, "{mode: observe, cache_breakpoint: 1h}") as served:
-        talk = served.talk()
-        await talk.ask(tools=TOOLS)
-        (body,) = [s.body for s in answered(served.simulator)]
-    assert b"cache_control" not in body
-
-
 @pytest.mark.requirement("A4.6")
 async def test_a_bucket_that_refuses_answers_with_its_figures_and_sends_nothing_upstream(tmp_path: Path) -> None:
     policy = "{enforce: bucket, buckets: {system: {cap: 300, on_overflow: reject}}}"
@@ -229,26 +168,3 @@ async def test_a_bucket_that_refuses_answers_with_its_figures_and_sends_nothing_
     assert (figures["bucket"], figures["cap"]) == ("system", 300)
     assert figures["used"] > 300
     assert figures["used"] == figures["buckets"]["system"]
-
-
-@pytest.mark.requirement("A0.140", "A0.76")
-@pytest.mark.parametrize(("words", "asked"), [(1_000, False), (1_600, True)], ids=["evict is enough", "it is not"])
-async def test_no_model_is_asked_where_evicting_old_results_is_enough(words: int, asked: bool, tmp_path: Path) -> None:
-    """Each of eighteen results is large in the first run, the one that must stay, the newest but one, in the second."""
-    policy = (
-        "{summarizer: summariser, summaries: {prepare_at: null, wait: 20}, cascade: ["
-        "{layer: evict, at: 0.7, stop_at: 0.5, params: {scorer: fifo, protect_steps: 8}}, "
-        "{layer: compact, at: 0.9, stop_at: 0.5}]}"
-    )
-    async with Served(tmp_path, policy, window=16_384, summary_model="summariser") as served:
-        messages = opening()
-        for number in range(18):
-            large = number < 10 if not asked else number >= 10
-            messages += tool_step(number, words=words if large else 20)
-        messages += [{"role": "assistant", "content": "Done so far."}, {"role": "user", "content": "Go on."}]
-        talk = served.talk(messages)
-        await talk.ask()
-        calls = answered(served.simulator, "summariser")
-    assert ("compact=1" in talk.actions()[0]) == asked
-    assert ("evict=" in talk.actions()[0]) or asked
-    assert bool(calls) == asked

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from policies.messages import ToolDefinition, Tools
-from proxy.wire.codec import chosen_tools, parse_chat
+from proxy.wire.codec import parse_chat
 from proxy.wire.counting import count_tools
-from proxy.wire.raw import split_array, split_object
-from proxy.wire.render import rewritten
+from proxy.wire.raw import split_object
 from proxy.wire.transcripts import Transcripts
 from tests.functional.harness import ALONE, COUNTER, Deployment, answered, prose, weir
 from tests.upstream.app import serve_simulator
@@ -112,42 +111,6 @@ async def test_a_pruned_tool_comes_back_where_it_is_asked_for_and_its_original_c
     assert original.json() == next(t for t in TOOLS if t["function"]["name"] == lost)
 
 
-@pytest.mark.requirement("D17", "P4")
-async def test_only_the_pruned_definitions_are_missing_from_the_body_that_is_sent(tmp_path: Path) -> None:
-    """Odd spacing, key order, unknown fields and large numbers of the rest survive, messages included."""
-    spelled = [json.dumps(t, indent=n % 3, separators=(" ,", " : ")) for n, t in enumerate(TOOLS)]
-    spelled[5] = spelled[5][:-1] + ', "strict": null, "x-future": 12345678901234567890.0}'
-    start = '{ "model" : "sim", "messages" : [ {"content":"hello","role":"user"} ] , "seed": 1e0, "tools" : '
-    end = ',\n "max_tokens": 64, "x_unknown": {"a": [1 ,2]} }'
-    body = f"{start}[\n{' , '.join(spelled)} ]{end}"
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, yaml=POLICY.format(upstream=simulator.base_url), folder=tmp_path) as target,
-        httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http,
-    ):
-        answer = await http.post(f"{target.base_url}/chat/completions", content=body)
-        assert answer.status_code == 200
-        (seen,) = answered(simulator)
-    kept = names(json.loads(seen.body)["tools"])
-    assert 10 < len(kept) < 40
-    expected = ",".join(text for text, t in zip(spelled, TOOLS, strict=True) if t["function"]["name"] in kept)
-    assert seen.body.decode() == f"{start}[{expected}]{end}"
-
-
-@pytest.mark.requirement("D17")
-async def test_a_request_whose_tools_are_within_their_cap_goes_up_as_it_came(tmp_path: Path) -> None:
-    body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS[:15]}, indent=1)
-    assert count_tools(TOOLS[:15], None, None, COUNTER, model="sim") < CAP
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, yaml=POLICY.format(upstream=simulator.base_url), folder=tmp_path) as target,
-        httpx.AsyncClient(headers={"authorization": "Bearer sk-test"}) as http,
-    ):
-        answer = await http.post(f"{target.base_url}/chat/completions", content=body)
-        assert answer.headers["x-weir-actions"] == "none"
-        assert answered(simulator)[-1].body == body.encode()
-
-
 def request_with(**fields: Any) -> bytes:
     return json.dumps({"model": "sim", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
 
@@ -158,18 +121,6 @@ async def tools_of(body: bytes, *, model: str = "sim", transcripts: Transcripts 
     return reading.transcript.read_tools(), reading.transcript.tools
 
 
-@pytest.mark.requirement("A2.17", "D17")
-@pytest.mark.parametrize(("model", "once"), [("sim", 0), ("gpt-5-mini", 12), ("claude-sonnet-4-5", 346)])
-async def test_definitions_cost_one_by_one_what_they_cost_together(model: str, once: int) -> None:
-    legacy = [{"name": "old_one", "description": "An old function.", "parameters": {}}]
-    custom = {"type": "custom", "custom": {"name": "free", "description": "Takes any text."}}
-    tools, together = await tools_of(request_with(tools=[*TOOLS[:5], custom], functions=legacy), model=model)
-    assert [d.name for d in tools.definitions] == [*names(TOOLS[:5]), "free", "old_one"]
-    assert [d.description for d in tools.definitions][-2:] == ["Takes any text.", "An old function."]
-    assert sum(d.tokens for d in tools.definitions) + once == together
-    assert tools.chosen == frozenset()
-
-
 async def test_what_has_no_name_is_not_ours_to_prune_and_a_name_defined_twice_is_one() -> None:
     search = {"type": "web_search"}
     tools, together = await tools_of(request_with(tools=[search, TOOLS[0], TOOLS[1], TOOLS[0], "odd", None]))
@@ -178,56 +129,3 @@ async def test_what_has_no_name_is_not_ours_to_prune_and_a_name_defined_twice_is
     assert together > sum(d.tokens for d in tools.definitions)
     assert (await tools_of(request_with(tools="none")))[0].definitions == ()
     assert (await tools_of(request_with()))[0] == Tools()
-
-
-@pytest.mark.requirement("D17")
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, {"a"}),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "a"}}}, {"a"}),
-        ({"tool_choice": {"type": "tool", "name": "a"}}, {"a"}),
-        ({"function_call": {"name": "a"}}, {"a"}),
-        (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "required",
-                        "tools": [{"type": "function", "function": {"name": "a"}}, {"type": "function", "name": "b"}],
-                    },
-                }
-            },
-            {"a", "b"},
-        ),
-        ({"tool_choice": "required"}, set()),
-        ({"tool_choice": None, "function_call": 3}, set()),
-    ],
-)
-def test_every_name_that_the_request_asks_for_is_found(fields: dict[str, Any], named: set[str]) -> None:
-    assert chosen_tools(parse_chat(request_with(**fields))) & {"a", "b", "c"} == named
-
-
-async def test_the_same_definitions_are_read_once_and_the_choice_every_time() -> None:
-    transcripts = Transcripts()
-    one, _ = await tools_of(request_with(tools=TOOLS), transcripts=transcripts)
-    two, _ = await tools_of(request_with(tools=TOOLS, tool_choice={"name": "job_01"}), transcripts=transcripts)
-    assert one.definitions is two.definitions
-    assert "job_01" in two.chosen
-    assert "job_01" not in one.chosen
-
-
-def test_legacy_functions_are_pruned_too_and_no_list_is_left_empty() -> None:
-    body = (
-        b'{"functions":[{"name":"a"}, { "name":"b"}],"tools":[{"type":"function","function":{"name":"c"}}],'
-        b'"messages":[ {"role":"user","content":"x"} ]}'
-    )
-    request = parse_chat(body)
-    assert rewritten(request, messages=None, pruned=["a"]) == body.replace(
-        b'[{"name":"a"}, { "name":"b"}]', b'[{ "name":"b"}]'
-    )
-    assert rewritten(request, messages=None, pruned=["c"]) == body
-    assert rewritten(request, messages=None, pruned=[]) == body
-    emptied = split_object(rewritten(request, messages=None, pruned=["a", "b", "c"]))
-    assert [len(split_array(emptied[field]) or ()) for field in ("functions", "tools")] == [1, 1]
-    assert json.loads(rewritten(request, messages=[b"{}"], pruned=["b"]))["messages"] == [{}]

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,17 +14,14 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from proxy.config.presets import with_policy
 from proxy.telemetry import names
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.harness import (
     COUNTER,
     EVICTING,
     NOTHING_RECALLED,
-    ROOT,
     TOOLS,
     RunningWeir,
     Talk,
@@ -200,33 +195,6 @@ async def test_a_batch_of_edits_has_a_child_per_layer_and_says_what_it_freed(pro
         assert await started.tree() == EVICT
 
 
-COMPACT = """\
-SERVER weir edit sim status=200 action=edit before=17000 after=3500
-  * weir.context.status actions=compact=1 percent=231.5 tokens=3500 limit=7500 used=17000
-  * weir.eviction count=0 placeholders=1 policy=balanced freed=13500 remaining=3500
-  INTERNAL weir context.plan action=edit before=17000 after=3500
-    INTERNAL weir context.layer ingest_cap before=17000 after=17000 units=0
-    INTERNAL weir context.layer dedupe before=17000 after=17000 units=0
-    INTERNAL weir context.layer evict before=17000 after=17000 units=0
-    INTERNAL weir context.layer compact before=17000 after=3500 units=70 ref=…
-      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=182
-      CLIENT chat notes status=200 summarizer=True input=6000 output_tokens=182
-      CLIENT chat notes status=200 summarizer=True input=5000 output_tokens=181
-      CLIENT chat notes status=200 summarizer=True input=1000 output_tokens=66
-  CLIENT chat sim status=200 compacted=True finish_reasons=stop input=3500 output_tokens=28"""
-
-
-@pytest.mark.requirement("P15", "P13")
-async def test_the_summarisers_calls_stand_under_the_layer_that_asked() -> None:
-    async with scene(summarizer="notes", balanced=PATIENT) as started:
-        await ask(started, chat(38))
-        assert await started.tree(about=500) == COMPACT
-        asked = [seen for seen in started.simulator.answered() if seen.model == "notes"]
-    calls = {f"{span.span_id.hex()}" for span in started.receiver.spans() if span.name == "chat notes"}
-    assert {(seen.header("traceparent") or "").split("-")[2] for seen in asked} == calls
-    assert all(seen.header("tracestate") == CONTEXT["tracestate"] for seen in asked)
-
-
 OVERFLOW = """\
 SERVER weir edit sim status=200 action=edit before=10796 after=3584
   * weir.context.status actions=evict=18,retry=1 percent=148.5 tokens=3584 limit=7271 used=10796
@@ -271,18 +239,6 @@ async def test_a_summariser_that_fails_is_an_error_under_its_layer_and_the_reque
         assert await started.tree(about=500) == SUMMARISER_DOWN
 
 
-@pytest.mark.requirement("P15")
-async def test_a_layer_that_could_not_do_its_work_says_why() -> None:
-    async with scene() as started:
-        runtime = started.weir.runtime
-        cascade = {"cascade": [{"layer": "delegate"}, {"layer": "compact"}]}
-        runtime.adopt(with_policy(runtime.config, "balanced", cascade))
-        await ask(started, agent(26))
-        layers = [attributes(s.attributes) for s in await started.spans() if s.name.startswith("weir context.layer")]
-    why = {each["weir.layer"]: each.get("weir.reason") for each in layers}
-    assert why == {"delegate": "no_summarizer", "compact": None}
-
-
 STORE_DOWN = """\
 SERVER weir pass sim status=200 action=pass before=N after=N
   * weir.degraded reason=store
@@ -312,10 +268,6 @@ GONE = """\
 SERVER weir pass sim status=200 error=client_disconnect action=pass before=250 after=250
   INTERNAL weir context.plan action=pass before=250 after=250
   CLIENT chat sim status=200 error=client_disconnect time_to_first_chunk=…"""
-EARLY = """\
-SERVER weir pass sim status=499 error=client_disconnect action=pass before=250 after=250
-  INTERNAL weir context.plan action=pass before=250 after=250
-  CLIENT chat sim error=client_disconnect"""
 
 
 @pytest.mark.requirement("P15")
@@ -323,18 +275,6 @@ async def test_a_client_that_hangs_up_in_a_stream_is_no_error_and_ends_both_span
     async with scene(simulated=SimulatorSettings(chunk_delay=0.05)) as started:
         await gone(started, opening())
         assert await started.tree() == GONE
-
-
-@pytest.mark.requirement("P15")
-async def test_a_client_that_hangs_up_before_the_answer_leaves_an_attempt_without_a_status() -> None:
-    async with scene(simulated=SimulatorSettings(latency=5)) as started:
-        with pytest.raises(openai.APITimeoutError):
-            await ask(started, opening(), timeout=0.5)
-        for _ in range(50):
-            await asyncio.sleep(0.02)
-            if await started.spans():
-                break
-        assert await started.tree() == EARLY
 
 
 STREAM = """\
@@ -364,113 +304,7 @@ async def test_a_streamed_answer_has_the_time_to_its_first_chunk_in_span_and_met
     assert float(counted) == pytest.approx(seconds)
 
 
-PREPARED = """\
-SERVER weir pass sim status=200 action=pass before=5216 after=5216
-  * weir.context.status actions=none percent=71.7 tokens=5216 limit=7271 used=5216
-  INTERNAL weir context.plan action=pass before=5216 after=5216
-  CLIENT chat sim status=200 finish_reasons=stop input=5216 output_tokens=25
-  INTERNAL weir context.prepare
-    CLIENT chat notes status=200 summarizer=True input=4571 output_tokens=85"""
-
-
-@pytest.mark.requirement("P15", "D14")
-async def test_what_is_prepared_after_an_answer_has_a_trace_under_the_requests() -> None:
-    async with scene(summarizer="notes") as started:
-        talk = Talk(started.weir.client(default_headers=CONTEXT | NAMED), opening())
-        for _ in range(30):
-            started.receiver.traces.clear()
-            await talk.chat(1)
-            if any(span.name == "weir context.prepare" for span in await started.spans()):
-                break
-        assert await started.tree() == PREPARED
-        root, later = (next(s for s in started.receiver.spans() if s.name.endswith(end)) for end in (" sim", "prepare"))
-    assert (later.trace_id, later.parent_span_id) == (root.trace_id, root.span_id)
-    assert later.start_time_unix_nano >= root.end_time_unix_nano
-
-
 TOO_LONG = [{"role": "system", "content": prose(9_000, seed=1)}, {"role": "user", "content": "Go on."}]
-REFUSED = """\
-SERVER weir refuse sim status=400 error=context_length_exceeded action=refuse before=14793 after=14793
-  INTERNAL weir context.plan ERROR error=ContextLengthExceeded"""
-LIMITED = """\
-SERVER weir pass sim status=429 action=pass before=250 after=250
-  INTERNAL weir context.plan action=pass before=250 after=250
-  CLIENT chat sim ERROR status=429 error=rate_limit_exceeded"""
-DOWN = """\
-SERVER weir pass sim ERROR status=502 error=upstream_unreachable action=pass before=250 after=250
-  INTERNAL weir context.plan action=pass before=250 after=250
-  CLIENT chat sim ERROR error=upstream_unreachable"""
-
-
-@pytest.mark.requirement("P15")
-async def test_an_error_of_the_clients_is_none_of_the_server_span_and_one_of_the_upstreams_is() -> None:
-    async with scene(simulated=SimulatorSettings(fault="429")) as started:
-        with pytest.raises(openai.RateLimitError):
-            await ask(started, opening())
-        assert await started.tree() == LIMITED
-        started.receiver.traces.clear()
-        with pytest.raises(openai.BadRequestError):
-            await ask(started, TOO_LONG)
-        assert await started.tree(events=False) == REFUSED
-    async with scene() as started:
-        started.weir.runtime.config = started.weir.runtime.config.with_upstream(f"http://127.0.0.1:{free_port()}/v1")
-        with pytest.raises(openai.InternalServerError):
-            await ask(started, opening())
-        assert await started.tree() == DOWN
-
-
-@pytest.mark.requirement("P15")
-async def test_session_and_conversation_are_on_every_span_also_of_what_was_refused(tmp_path: Path) -> None:
-    async def sessions(started: Scene) -> set[tuple[Any, Any]]:
-        spans = [attributes(span.attributes) for span in await started.spans()]
-        started.receiver.traces.clear()
-        assert spans
-        return {(span.get("session.id"), span.get("gen_ai.conversation.id")) for span in spans}
-
-    async with scene(believed=32768) as started:
-        await ask(started, agent(22))
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        with pytest.raises(openai.BadRequestError):
-            await ask(started, [TOO_LONG[0] | {"content": prose(40_000, seed=1)}, TOO_LONG[1]])
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        await started.weir.client(default_headers=NAMED).embeddings.create(model="embed-1", input="hello")
-        assert await sessions(started) == {("chat-7", "chat-7")}
-        await ask(started, agent(1), headers={})
-        ((session, conversation),) = await sessions(started)
-        assert session == conversation != "chat-7"
-        with pytest.raises(openai.APIStatusError):
-            await started.weir.client(default_headers=NAMED).post("/chat/completions", body="{", cast_to=object)
-        assert await sessions(started) == {("chat-7", "chat-7")}
-    text = "auth: {mode: keys}\nkeys: [{name: a, secret: wr-abcdefgh}]\nupstreams: {u: {base_url: 'http://127.0.0.1:1/v1'}}\n"
-    async with scene(yaml=text, folder=tmp_path) as started:
-        with pytest.raises(openai.AuthenticationError):
-            await ask(started, opening())
-        assert await sessions(started) == {(None, None)}, "a stranger names no conversation"
-
-
-RELAYED = """\
-SERVER POST /v1/embeddings status=200
-  CLIENT embeddings embed-1 status=200 input=1
-SERVER GET /v1/models status=200
-  CLIENT GET status=200
-SERVER GET /v1/{rest} status=404
-  CLIENT GET ERROR status=404 error=404"""
-
-
-@pytest.mark.requirement("P15", "S.18")
-async def test_routes_that_are_relayed_have_a_server_span_and_a_client_span_and_hand_the_context_on() -> None:
-    async with scene() as started:
-        client = started.weir.client(default_headers=CONTEXT | NAMED)
-        await client.embeddings.create(model="embed-1", input="hello")
-        await client.models.list()
-        with pytest.raises(openai.NotFoundError):
-            await client.get("/files/file-1", cast_to=object)
-        assert await started.tree() == RELAYED
-        spans, seen = started.receiver.spans(), started.simulator.ledger
-    called = [span.span_id.hex() for span in spans if span.kind == Span.SPAN_KIND_CLIENT]
-    assert [(each.header("traceparent") or "").split("-")[1] for each in seen] == [TRACE] * len(seen)
-    assert {(each.header("traceparent") or "").split("-")[2] for each in seen} <= set(called)
-    assert not [each for each in seen if each.header("baggage") or each.header("uberctx-user")]
 
 
 CALLED = {
@@ -550,44 +384,6 @@ async def test_baggage_is_read_only_where_the_operator_wants_it(read: bool) -> N
     assert {span["session.id"] for span in spans} == ({"visit 1"} if read else {"chat-7"})
     assert {span["gen_ai.conversation.id"] for span in spans} == {"chat-7"}
     assert "canary" not in repr(spans)
-
-
-@pytest.mark.requirement("P15")
-async def test_a_call_has_the_usage_and_the_tier_that_the_upstream_reported() -> None:
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-    usage |= {"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2}}  # type: ignore[dict-item]
-    usage |= {"completion_tokens_details": {"reasoning_tokens": 1}}  # type: ignore[dict-item]
-    message = {"index": 0, "message": {"role": "assistant", "content": "hi"}}
-    answer = {"id": "c-1", "model": "sim-2", "choices": [message], "usage": usage}
-    answer |= {"service_tier": "flex", "system_fingerprint": "fp_1", "object": "chat.completion"}
-    async with canned(answer) as address, scene() as started:
-        started.weir.runtime.config = started.weir.runtime.config.with_upstream(address)
-        await ask(started, opening())
-        call = attributes((await started.spans())[-1].attributes)
-    found = {name: value for name, value in call.items() if name.startswith(("gen_ai.usage", "openai."))}
-    wanted = {"input_tokens": 9, "output_tokens": 3, "cache_read.input_tokens": 4, "cache_write.input_tokens": 2}
-    wanted |= {"reasoning.output_tokens": 1, "cache_creation.input_tokens": 2}
-    tier = {"openai.response.service_tier": "flex", "openai.response.system_fingerprint": "fp_1"}
-    assert found == {f"gen_ai.usage.{name}": value for name, value in wanted.items()} | tier
-
-
-@asynccontextmanager
-async def canned(answer: object) -> AsyncIterator[str]:
-    """The base URL of an upstream that always answers the same."""
-
-    async def respond(_: web.Request) -> web.Response:
-        return web.json_response(answer)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", respond)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.requirement("P15", "S.16")
@@ -682,32 +478,6 @@ async def test_a_process_exports_its_traces_and_says_where_it_runs(protocol: str
     assert resource["service.version"]
 
 
-@pytest.mark.requirement("A0.139", "A0.45")
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4318", "like http://collector:4318"),
-    ],
-)
-async def test_what_cannot_be_exported_stops_the_start_with_a_line_that_says_so(
-    name: str, value: str, said: str, tmp_path: Path
-) -> None:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "WEIR_STORE": f"sqlite+aiosqlite:///{tmp_path}/w.db"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", "serve", "--port", "0", "--upstream", "http://127.0.0.1:9/v1"),
-        cwd=ROOT,
-        env={**os.environ, **env, name: value},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 1
-    assert said in err.decode()
-    assert len((out + err).splitlines()) == 1
-
-
 @pytest.mark.requirement("A0.139", "R.77")
 @pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=soak)])
 async def test_a_process_whose_collector_never_answers_serves_and_stops_at_once(protocol: str, tmp_path: Path) -> None:
@@ -741,14 +511,3 @@ async def test_a_request_that_a_bucket_refuses_names_it_and_its_key() -> None:
     assert said["weir.bucket.cap"].int_value == 300
     assert said["weir.bucket.used"].int_value > 300
     assert said["weir.action"].string_value == "refuse"
-
-
-@pytest.mark.requirement("P15", "A0.18")
-async def test_the_span_of_a_layer_says_from_where_on_it_is_due_and_how_it_chooses() -> None:
-    layers = {"cascade": [{"layer": "evict", "at": 0.5, "params": {"scorer": "fifo"}}]}
-    async with scene(balanced=QUIET | layers) as started:
-        await ask(started, agent(14))
-        spans = [span for span in await started.spans() if span.name == "weir context.layer evict"]
-        (said,) = ({each.key: each.value for each in span.attributes} for span in spans)
-    assert 0 < said["weir.layer.trigger"].int_value < said["weir.tokens.before"].int_value
-    assert said["weir.layer.scorer"].string_value == "fifo"

@@ -1,4 +1,4 @@
-"""How a conversation grows is known to the next request: after a restart, on a retry, in a fork."""
+"""How a conversation grows is known to the next request, also after a restart."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from policies.ledger import Trend
 from proxy.cli import main
 from proxy.store.records import ExchangeRow
 from proxy.telemetry.setup import OtelSettings, Telemetry
-from tests.functional.harness import ALONE, COUNTER, SHARED, Deployment, InTurns, Talk
+from tests.functional.harness import ALONE, COUNTER, Deployment, InTurns, Talk
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings
 
@@ -58,50 +58,6 @@ async def test_a_restart_between_two_requests_keeps_the_velocity(tmp_path: Path)
     assert [r.velocity is None for r in rows[1]] == [True, False, False, False, False]
     speeds = [[r.velocity for r in each[1:]] for each in rows]
     assert speeds[1] == pytest.approx(speeds[0], rel=0.01)  # calibrated: only that goes on from another sample
-
-
-@ALONE
-@pytest.mark.requirement("A0.23", "A0.25")
-async def test_a_retry_of_the_same_request_changes_nothing(deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, window=WINDOW) as target,
-    ):
-        talk = Talk(target.client())
-        for _ in range(3):  # without definitions of tools the upstream counts as Weir does: no ratio is learned
-            await talk.ask()
-            talk.add_step()
-        rows = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
-        before = await trend_of(target, rows[-1].branch)
-        await talk.ask(talk.messages[:-2])
-        again = await rows_of(target, talk.headers[-1]["x-weir-conversation"])
-        after = await trend_of(target, rows[-1].branch)
-    assert again[-1].branch == rows[-1].branch
-    assert again[-1].velocity == pytest.approx(rows[-1].velocity)
-    assert (after.raw, after.deltas, after.baseline) == (before.raw, before.deltas, before.baseline)
-
-
-@SHARED
-@pytest.mark.requirement("A0.25", "P1")
-async def test_a_fork_inherits_the_growth_and_goes_its_own_way(deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=WINDOW), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url, window=WINDOW) as target,
-    ):
-        talk = Talk(target.client())
-        await talk.agent(8)
-        name = talk.headers[-1]["x-weir-conversation"]
-        before = await rows_of(target, name)
-        fork = Talk(target.client(), talk.messages[:6], seed=7)
-        fork.add_step()
-        await fork.agent(2)
-        rows = await rows_of(target, name)
-        own = await trend_of(target, rows[-1].branch)
-        parent = await trend_of(target, before[-1].branch)
-    assert rows[-1].branch != before[-1].branch
-    assert rows[-2].velocity == before[-1].velocity
-    assert own.deltas[:-1] == parent.deltas[1:]
-    assert own.velocity != parent.velocity
 
 
 @pytest.mark.requirement("A0.19", "A0.22")

@@ -1,7 +1,5 @@
-"""Which key burns what: over HTTP and on the command line, from the same rows, to the token."""
+"""Which key burns what, by model, policy, day and conversation."""
 
-import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,12 +8,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from click.testing import CliRunner
 
-from proxy.cli import main
 from proxy.store.records import DAY
 from tests.functional.api import ADMIN, Api
-from tests.functional.harness import COUNTER, SHARED, Deployment, Talk, opening
+from tests.functional.harness import COUNTER, Deployment, Talk, opening
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -64,35 +60,6 @@ async def rows_of(api: Api, name: str, key: str) -> list[dict[str, Any]]:
     return list(found["data"])
 
 
-@SHARED
-async def test_usage_is_the_sum_of_the_timelines(api: Api) -> None:
-    await used(api)
-    a, b, c = await rows_of(api, "a", ONE), await rows_of(api, "b", ONE), await rows_of(api, "a", TWO)
-    refused = await rows_of(api, "refused", TWO)
-    assert [row["status"] for row in refused] == [400]
-    found = await api.get("usage", key=ADMIN)
-    by_key = {row["key"]: row for row in found["data"]}
-    assert list(by_key) == ["support-bot", "coder"]
-    bot, coder = by_key["support-bot"], by_key["coder"]
-    assert (bot["requests"], bot["failed"]) == (19, 0)
-    assert (coder["requests"], coder["failed"]) == (3, 1)
-    assert bot["tokens_before"] == sum(row["tokens_before"] for row in a + b)
-    assert coder["tokens_before"] == sum(row["tokens_before"] for row in c), "what was refused took nothing"
-    assert any(row["observed"] and row["tokens_after"] < row["tokens_before"] for row in b)
-    assert bot["tokens_after"] == sum(row["tokens_after"] for row in a) + sum(row["tokens_before"] for row in b)
-    assert bot["tokens_saved"] == bot["tokens_before"] - bot["tokens_after"] > 0
-    for name, column in (("prompt", "usage_prompt"), ("completion", "usage_completion"), ("cached", "usage_cached")):
-        assert bot[name] == sum(row[column] or 0 for row in a + b) > 0
-    assert bot["priced"] == len(a)
-    assert bot["cost"] == pytest.approx(sum(row["cost"] for row in a), abs=1e-6)
-    assert bot["cost"] > 0
-    assert bot["cost_saved"] == pytest.approx(sum(row["cost_saved"] for row in a), abs=1e-6)
-    assert (coder["priced"], coder["cost"], coder["cost_saved"]) == (0, None, None)
-    assert (bot["first"], bot["last"]) == (a[0]["at"], b[-1]["at"])
-    for name in ("requests", "failed", "tokens_before", "tokens_after", "tokens_saved", "prompt", "completion"):
-        assert found["total"][name] == bot[name] + coder[name]
-
-
 @pytest.mark.requirement("P7")
 async def test_a_key_sees_its_own_usage_by_model_policy_day_and_conversation(api: Api) -> None:
     await used(api)
@@ -120,75 +87,3 @@ async def test_a_key_sees_its_own_usage_by_model_policy_day_and_conversation(api
         assert (await api.refused(400, "GET", f"usage?{query}", key=ONE))["param"] == param
     await api.ask("DELETE", "conversations/b", key=ONE)
     assert (await api.get("usage", key=ONE))["total"]["requests"] == 19, "the bill stays"
-
-
-def run(folder: Path, *words: str, code: int = 0) -> str:
-    ran = CliRunner().invoke(main, [*words, "--config", str(folder / "weir.yaml")])
-    assert ran.exit_code == code, ran.output
-    return ran.stdout if code == 0 else ran.stderr
-
-
-async def test_the_commands_tell_the_same_as_the_api(api: Api) -> None:
-    await used(api)
-    told = await api.get("usage", key=ADMIN, by="model")
-    shown = json.loads(await asyncio.to_thread(run, api.folder, "usage", "--by", "model", "--json"))
-    assert (shown["data"], shown["total"]) == (told["data"], told["total"])
-    table = await asyncio.to_thread(run, api.folder, "usage", "--since", "7d")
-    lines = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()]
-    assert [line[0] for line in lines[1:]] == ["support-bot", "coder", "all"]
-    assert lines[1][1:3] == ["19", "0"]
-    only = json.loads(await asyncio.to_thread(run, api.folder, "usage", "--key", "coder", "--json"))
-    assert [row["key"] for row in only["data"]] == ["coder"]
-    for name in ("a",):
-        rows = await rows_of(api, "b", ONE)
-        listed = json.loads(
-            await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--timeline", "--json")
-        )
-        assert listed == rows
-        kept = next(row for row in rows if row["layers"])
-        one = await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--request", kept["id"])
-        for layer in kept["layers"]:
-            assert layer["layer"] in one
-        assert "recommendation" in one
-        quiet = await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--request", rows[0]["id"])
-        assert "nothing had to go" in quiet
-        shown = json.loads(await asyncio.to_thread(run, api.folder, "conversations", "show", "b", "--json"))
-        assert shown["health"] == await api.get("conversations/b/health", key=ONE), name
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("usage", "--since", "yesterday"), "like 90m, 24h or 7d"),
-        (("usage", "--by", "colour"), "'colour' is not one of"),
-    ],
-)
-def test_wrong_words_are_a_usage_error(words: tuple[str, ...], said: str) -> None:
-    ran = CliRunner().invoke(main, list(words))
-    assert ran.exit_code == 2
-    assert said in ran.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("usage",),
-        ("conversations", "list"),
-        ("conversations", "show", "x"),
-    ],
-)
-def test_a_database_that_is_not_there_is_said_in_a_line_and_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
-    where = tmp_path / "none.db"
-    ran = CliRunner().invoke(main, [*words, "--store", f"sqlite+aiosqlite:///{where}"])
-    assert ran.exit_code == 1
-    assert ran.stdout == ""
-    assert len(ran.stderr.strip().splitlines()) == 1
-    assert str(where) in ran.stderr
-    assert not where.exists()
-
-
-@pytest.mark.parametrize("words", [("usage",), ("conversations",), ("conversations", "show")])
-def test_every_command_has_help_with_an_example(words: tuple[str, ...]) -> None:
-    ran = CliRunner().invoke(main, [*words, "--help"])
-    assert ran.exit_code == 0
-    assert f"weir {' '.join(words)}" in ran.stdout.partition("Example:")[2]

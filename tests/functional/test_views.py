@@ -1,6 +1,5 @@
 """What is decided for one window, and what a client moves through its history: seen in the forwarded arrays."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.functional.harness import (
     COUNTER,
     EITHER,
     Deployment,
-    Slow,
     Talk,
     answered,
     arrays_of,
@@ -87,24 +85,6 @@ async def test_what_was_decided_for_a_small_window_is_not_sent_to_a_large_one(
                 smaller = [arrays_of([each])[0] for each in answered(simulator, "small")]
                 assert all(each == smaller[0] for each in smaller), "the small window has one batch, and keeps it"
                 await target.settled()
-
-
-@ALONE
-@pytest.mark.requirement("P1", "P2")
-async def test_a_smaller_window_begins_with_what_was_decided_for_the_larger_one(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    """And the larger one never with what was decided for the smaller."""
-    async with serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as simulator:
-        options = {"yaml": configured(simulator), "folder": tmp_path, "window": None}
-        async with deployment.serving(simulator.base_url, **options) as target:
-            talk = Talk(target.client(), spoken(60), model="middle")
-            larger = await sent(talk, simulator, talk.messages, "middle")
-            assert talk.actions()[-1] == "compact=1"
-            await sent(talk, simulator, talk.messages, "small")
-            assert len({h["x-weir-conversation"] for h in talk.headers}) == 1
-            assert await sent(talk, simulator, talk.messages, "middle") == larger
-            assert await sent(talk, simulator, talk.messages, "large") == talk.messages
 
 
 def at_depth(depth: int, *notes: dict[str, str]) -> Callable[[Messages, int], Messages]:
@@ -253,51 +233,6 @@ async def test_the_id_that_weir_gave_continues_its_conversation_as_a_name(tmp_pa
         assert await requests_of(target.root, given) == 2
 
 
-@pytest.mark.requirement("P1")
-async def test_the_id_of_a_resumed_conversation_continues_it_as_a_name(tmp_path: Path) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        weir(simulator.base_url, tmp_path / "w.db", window=8192) as target,
-    ):
-        old = Talk(target.client(default_headers={"x-weir-conversation": "old"}), spoken(14), model="sim")
-        await old.ask()
-        resumed = Talk(target.client(default_headers={"x-weir-resume": "old"}), spoken(0, seed=2), model="sim")
-        before = await sent(resumed, simulator, resumed.messages, "sim")
-        given = resumed.headers[-1]["x-weir-conversation"]
-        named = Talk(target.client(default_headers={"x-weir-conversation": given}), [], model="sim")
-        goes_on = [*resumed.messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
-        after = await sent(named, simulator, goes_on, "sim")
-        assert [*resumed.actions(), *named.actions()] == ["resume=1", "resume=1"]
-        assert after[: len(before)] == before
-        assert named.headers[-1]["x-weir-conversation"] == given
-        await target.stored()
-        assert await requests_of(target.root, given) == 2
-
-
-@EITHER
-@pytest.mark.requirement("P1")
-async def test_a_name_that_is_the_id_of_another_conversation_is_not_that_one(deployment: Deployment) -> None:
-    async with (
-        serve_simulator(SimulatorSettings(window=8192), counter=COUNTER) as simulator,
-        deployment.serving(simulator.base_url) as target,
-    ):
-        first = Talk(target.client(default_headers={"x-weir-conversation": "first"}), spoken(1), model="sim")
-        await first.ask()
-        its_id = await id_of(target.root(), "first")
-        other = Talk(target.client(default_headers={"x-weir-conversation": its_id}), spoken(1, seed=2), model="sim")
-        for talk in (other, first, first):
-            await talk.ask()
-        await target.settled()
-        assert await requests_of(target.root(), its_id) == 1
-        assert await status_of(target.root(), its_id, method="DELETE") == 200
-        assert await requests_of(target.root(), "first") == 3
-
-
-async def id_of(root: str, name: str) -> str:
-    async with httpx.AsyncClient(base_url=root, headers=KEY) as client:
-        return str((await client.get(f"/weir/conversations/{name}")).json()["id"])
-
-
 @pytest.mark.requirement("P2")
 async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> None:
     """Where a policy makes the window a multiple of the answer, which the client asks for in another size each time."""
@@ -309,34 +244,6 @@ async def test_answers_of_other_sizes_need_no_other_window(tmp_path: Path) -> No
             for turn in range(16):
                 await talk.ask(spoken(30 + turn), max_tokens=1_400 + 37 * (turn * 7 % 11))
     assert batches(arrays_of(simulator.answered())) <= 3
-
-
-async def test_two_requests_that_open_a_view_at_once_have_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What one of them decides is not forgotten when the other has read what the view begins with."""
-    messages = spoken(60)
-    longer = [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": prose(400, seed=77)}]
-    async with (
-        serve_simulator(SimulatorSettings(window=200_000), counter=COUNTER) as simulator,
-        weir("", tmp_path / "w.db", yaml=configured(simulator), folder=tmp_path, window=None) as target,
-    ):
-        store = target.runtime.store
-        assert store is not None
-        talk = Talk(target.client(default_headers={"x-weir-conversation": "one"}), messages, model="middle")
-        await talk.ask()
-        slow = Slow(store.open_view)
-        monkeypatch.setattr(store, "open_view", slow)
-        first = asyncio.create_task(talk.ask(model="small"))
-        await slow.reached.wait()
-        second = asyncio.create_task(talk.ask(longer, model="small"))
-        await asyncio.wait([second], timeout=0.5)
-        slow.goes_on.set()
-        await asyncio.gather(first, second)
-        await talk.ask(longer, model="small")
-        arrays = [array for array in arrays_of(answered(simulator, "small")) if array[-1] == longer[-1]]
-    assert len(arrays) == 2
-    assert arrays[0] == arrays[1]
 
 
 async def test_a_view_that_memory_has_no_room_for_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,40 +100,6 @@ async def test_requests_and_batches_are_answered_while_the_summarisers_request_i
     assert 'weir_overhead_seconds_count{weir_summarizer="true"' not in waited
 
 
-@pytest.mark.requirement("P13", "R.51")
-@pytest.mark.parametrize(
-    "cascade",
-    [
-        "[{layer: progressive}, {layer: compact}]",
-        "[{layer: summarize_tool_result, params: {over: 100}}, {layer: compact}]",
-        "[{layer: semantic_merge}, {layer: compact}]",
-        "[{layer: delegate}, {layer: compact}]",
-    ],
-)
-async def test_no_layer_has_a_request_wait_for_a_model(cascade: str, tmp_path: Path) -> None:
-    async with hanging(tmp_path, "prepare_at: null", cascade) as (target, simulator):
-        talk = Talk(target.client())
-        talk.grow(18, kind="agent")
-        async with asyncio.timeout(10):
-            await talk.agent(2)
-        asked = len([seen for seen in simulator.ledger if seen.model == "notes"])
-    assert asked == 0
-    assert all("compact" in action or "=" in action for action in talk.actions())
-
-
-@pytest.mark.requirement("P13", "R.51")
-async def test_a_policy_that_waits_waits_as_long_as_it_says_for_all_of_a_batch(tmp_path: Path) -> None:
-    cascade = "[{layer: progressive}, {layer: compact}]"
-    async with hanging(tmp_path, "prepare_at: null, wait: 0.3", cascade) as (target, simulator):
-        talk = Talk(target.client())
-        talk.grow(18, kind="agent")
-        async with asyncio.timeout(10):
-            await talk.agent(1)
-        unanswered = still_open(simulator)
-    assert unanswered >= 1, "the question goes on: who asks next has its answer"
-    assert [s.status for s in answered(simulator)] == [200]
-
-
 @pytest.mark.requirement("D14", "P13", "A2.27")
 async def test_a_note_that_comes_after_the_batch_is_in_the_next_one_and_moves_nothing_before(tmp_path: Path) -> None:
     settings = SimulatorSettings(window=8192, windows={"notes": 32_768}, summary_model="notes")

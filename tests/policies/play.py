@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from policies.draft import Bounds, ConversationState, Draft
-from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save, Summarize
+from policies.effects import Done, Effect, Failed, Flow, Offload, Reply, Save
 from policies.ledger import Cut, Decision, Edit, Trend
 from policies.limits import TokenBudget
 from policies.messages import Body, Message, ToolCall, Transcript, chain_of, head_length
@@ -16,7 +16,6 @@ from policies.strategies.layers import STRATEGIES
 from policies.tokens import CHARS4
 
 T = TypeVar("T")
-OFFLOAD: tuple[type[Effect], Reply] = (Offload, Done())
 
 
 def play(flow: Flow[T], *script: tuple[Effect | type[Effect], Reply]) -> T:
@@ -48,14 +47,6 @@ def strategy(name: str) -> Callable[[Draft, Bounds], Draft]:
 def flow(name: str) -> Callable[[Draft, Bounds], Flow[Draft]]:
     """The same for one that asks."""
     return lambda draft, bounds: STRATEGIES[name].of(bounds.layer.params).run(draft, bounds)
-
-
-def first_question(flow: Flow[T]) -> Summarize:
-    """What a flow asks the summariser first; a state that is to be saved before is refused."""
-    asked = next(flow)
-    while not isinstance(asked, Summarize):
-        asked = flow.send(Failed("store") if isinstance(asked, Save) else Done())
-    return asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from policies.ledger import Burn
 from policies.pressure import BucketLine, BucketReport, bucket_report, fold, turns_remaining
-from tests.profile import tried
-
-NAMES = ("system", "tools", "memory", "summary", "history", "tool_outputs")
 
 
 def grown(requests: Sequence[Mapping[str, int]]) -> tuple[Burn, ...]:
@@ -94,21 +89,3 @@ def test_the_report_has_every_field_with_its_rounding() -> None:
 def test_a_bucket_may_have_its_own_soft_limit(used: int, soft: bool) -> None:
     report = bucket_report({"history": used}, {"history": 1_000}, (), limit=2_000, soft={"history": 0.70})
     assert line(report, "history").soft_exceeded is soft
-
-
-ANY = st.one_of(st.integers(), st.integers(10**300, 10**320))
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(NAMES), ANY), max_size=tried(8, 25)), ANY, ANY)
-@settings(max_examples=tried(15, 100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_any_counts_give_a_report_whose_parts_agree(requests: list[dict[str, int]], cap: int, limit: int) -> None:
-    burns = grown(requests)
-    used = requests[-1] if requests else {}
-    report = bucket_report(used, dict.fromkeys(used, cap), burns, limit=limit)
-    assert report == bucket_report(used, dict.fromkeys(used, cap), grown(requests), limit=limit)
-    assert report.total_used == sum(line.used for line in report.buckets)
-    assert all(len(burn.deltas) <= 20 and min(burn.deltas, default=0) >= 0 for burn in burns)
-    for found in report.buckets:
-        assert found.limit is not None
-        assert found.remaining == max(0, found.limit - found.used)
-        assert not (found.hard_exceeded and found.remaining)

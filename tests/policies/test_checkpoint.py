@@ -1,11 +1,7 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.ledger import Identifier, Status, Subtask, TaskDecision
-from policies.lines import indented
 from policies.memory.checkpoint import VERIFY, Checkpoint, InvalidCheckpoint
-from tests.profile import tried
 
 
 class Words:
@@ -101,21 +97,3 @@ def test_a_small_bootstrap_keeps_the_goal_and_the_issues_and_drops_the_learnings
     assert all(part in text for part in (FULL.goal, "write the adapter", "TimeoutError in test_drain", VERIFY))
     assert text.count("long learning") < 20 * 12
     assert wide.bootstrap(max_tokens=5, counter=Words()) == ""
-
-
-@settings(max_examples=tried(20, 80), deadline=None)
-@given(
-    st.text(max_size=800),
-    st.lists(st.text(max_size=120), max_size=12),
-    st.lists(st.text(max_size=120), max_size=6),
-    st.integers(min_value=0, max_value=500),
-)
-def test_a_bootstrap_never_exceeds_its_cap_and_tells_of_every_constraint(
-    goal: str, constraints: list[str], issues: list[str], cap: int
-) -> None:
-    state = Checkpoint(goal=goal, constraints=tuple(constraints), open_issues=tuple(issues))
-    text = state.bootstrap(max_tokens=cap, counter=Words())
-    assert Words().count(text) <= cap
-    assert Checkpoint.from_json(state.to_json()) == state
-    if cap >= 120 and any(indented(c) not in text for c in constraints):
-        assert "more in the checkpoint (constraints)" in text

@@ -20,7 +20,6 @@ drop_oldest = strategy("drop_oldest")
 SUMMARY = (
     "<weir-123456>\nWritten by Weir from 6 earlier messages (v1, archived as 0123456789ab).\nfacts\n</weir-123456>"
 )
-HALF: Mapping[str, Param] = {"fraction": 0.5}
 
 
 def bounds(transcript: Transcript, aim: int, params: Mapping[str, Param], *, scope: str = "total") -> Bounds:
@@ -46,14 +45,6 @@ def with_summary(transcript: Transcript, covers: int, text: str = SUMMARY) -> Dr
     prefix = transcript.chain[covers - 1]
     tokens = 4 + CHARS4.count(text)
     return untouched(transcript).with_cut(Cut(covers, prefix, text, tokens, 1, prefix.hex()[:12], before=(0,)))
-
-
-@pytest.mark.requirement("A2.25", "D6")
-def test_of_one_turn_with_sixty_steps_half_of_the_steps_are_dropped() -> None:
-    transcript = talk(user("task"), *[step(f"{words(100)}{n}") for n in range(60)])
-    draft = drop_oldest(untouched(transcript), bounds(transcript, transcript.tokens - 1, HALF))
-    assert order(draft) == [0, None, *range(61, 121)]
-    assert broken_rules(draft) == ()
 
 
 @settings(max_examples=tried(25, 100), deadline=None)

@@ -1,4 +1,4 @@
-"""Which results are compared, which are merged, and what the merged one says."""
+"""No text takes quadratic time to be compared or merged."""
 
 import pytest
 
@@ -6,14 +6,6 @@ from policies.strategies.redundancy import (
     fields,
     merged_text,
 )
-
-# -- what is compared ------------------------------------------------------------------------------------------------
-
-
-# -- what is merged --------------------------------------------------------------------------------------------------
-
-
-# -- what holds always -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

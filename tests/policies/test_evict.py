@@ -11,7 +11,7 @@ from policies.messages import Transcript, protect
 from policies.settings import ContextSettings, Layer, Param
 from policies.strategies.scorers import SCORERS, ContentType
 from policies.tokens import CHARS4
-from tests.policies.play import Said, assistant, step, strategy, talk, user, window, words
+from tests.policies.play import Said, step, strategy, talk, user, window, words
 from tests.profile import tried
 
 evict = strategy("evict")
@@ -41,31 +41,6 @@ def test_a_result_that_a_later_call_of_the_same_tool_replaced_goes_before_all_ot
     done = evicted(talk(*said), target=talk(*said).tokens - 100, scorer="priority")
     assert min(done.edits) in (2, 10)
     assert 10 in evicted(talk(*said), target=talk(*said).tokens - 500, scorer="priority").edits
-
-
-@pytest.mark.requirement("A0.34")
-@pytest.mark.parametrize("scorer", ["priority", "hybrid"])
-def test_important_in_a_tool_result_is_worth_nothing(scorer: str) -> None:
-    said = [user("task"), *numbered(6), user("next")]
-    loud = [user("task"), *step(f"IMPORTANT {words(300)}"), *numbered(6)[2:], user("next")]
-    plain = [user("task"), *step(f"important {words(300)}"), *numbered(6)[2:], user("next")]
-    done = [evicted(talk(*each), target=talk(*each).tokens - 400, scorer=scorer).edits for each in (said, loud, plain)]
-    assert set(done[1]) == set(done[2])
-    assert 2 in done[1]
-
-
-@pytest.mark.requirement("A0.34")
-def test_important_makes_a_users_message_worth_more_and_do_not_evict_protects_it() -> None:
-    filler = [m for n in range(3) for m in (user(f"chatter {n} {words(200)}"), assistant("ok"))]
-    early = [user(f"small talk {words(200)}"), assistant("ok")]
-    loud, kept = user(f"IMPORTANT: see below. {words(200)}"), user(f"this stays {words(200)}", keep=True)
-    said = [user("task"), *early, loud, assistant("ok"), kept, assistant("ok"), *filler, user("next")]
-    transcript = talk(*said)
-    done = evicted(transcript, target=transcript.tokens - 300, scorer="priority", types=("user",))
-    assert set(done.edits) == {1, 7}
-    everything = evicted(transcript, target=0, scorer="priority", types=("user",))
-    assert 3 in everything.edits
-    assert 5 not in everything.edits
 
 
 @pytest.mark.requirement("A0.27", "A0.50", "A0.38", "A0.29", "A4.24")

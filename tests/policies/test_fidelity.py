@@ -139,40 +139,6 @@ def test_a_question_does_not_hold_the_value_that_it_asks_for() -> None:
     }
 
 
-def context(less: str, *later: ToolCall) -> Contexts:
-    sources = (
-        Source(1, "user", USER),
-        Source(2, "assistant", "", calls=(ToolCall("a", "get_booking", '{"id": "ZK81QX"}'),)),
-        Source(3, "tool", '{"payment": "credit_card_7815826", "flight": "HAT136"}', tool="get_booking"),
-    )
-    return Contexts(sources, (MaterialLine("notes", less),), 100, 40, later)
-
-
-@pytest.mark.requirement("A0.56")
-def test_coverage_counts_what_is_kept_and_what_can_be_fetched_back() -> None:
-    later = ToolCall("b", "pay", '{"method": "credit_card_7815826"}')
-    found = coverage_of(
-        context("Rule: The seat must never be in row 13. Booking ZK81QX", later),
-        facts=[("HAT136",), ("never said",)],
-        archived="flight HAT136",
-    )
-
-    assert (found.kinds["facts"].wanted, found.kinds["facts"].kept, found.kinds["facts"].recoverable) == (1, 0, 1.0)
-    assert (
-        found.kinds["identifiers"].wanted,
-        found.kinds["identifiers"].kept,
-        found.kinds["identifiers"].reachable,
-    ) == (2, 1, 1)
-    assert (found.kinds["rules"].wanted, found.kinds["rules"].kept) == (2, 1)
-    assert found.whole.value == 0.4
-    assert set(found.missing) == {"HAT136", "credit_card_7815826", "My reservation is ZK81QX."}
-
-
-def test_a_value_inside_a_longer_one_is_not_kept() -> None:
-    assert coverage_of(context("HAT1367"), facts=[("HAT136",)]).kinds["facts"].kept == 0
-    assert coverage_of(context("hat136!"), facts=[("HAT136",)]).kinds["facts"].kept == 1
-
-
 @pytest.mark.requirement("A0.56")
 @pytest.mark.parametrize(
     "rule",

@@ -5,17 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.health import (
-    LATE,
-    STABLE,
-    Checkup,
-    Health,
-    HealthRules,
-    Sample,
-    Snapshot,
-    check,
-    trend_of,
-)
+from policies.health import LATE, Checkup, Health, HealthRules, Sample, check
 
 RULES_OF = HealthRules()
 
@@ -38,10 +28,6 @@ def run(samples: Iterable[Sample], health: Health | None = None, rules: HealthRu
 def opened(found: Iterable[Checkup]) -> list[tuple[int, str]]:
     """At which request which alert began."""
     return [(c.health.requests, alert.kind) for c in found for alert in c.opened]
-
-
-def closed(found: Iterable[Checkup]) -> list[tuple[int, str]]:
-    return [(c.health.requests, episode.kind) for c in found for episode in c.closed]
 
 
 @pytest.mark.requirement("A0.119")
@@ -98,20 +84,8 @@ def test_a_state_with_numbers_that_are_none_is_none() -> None:
     assert Health.from_json(json.dumps(good).replace("1.0", "NaN")) is None
 
 
-def shots(*utilization: float, fidelity: float | None = None, burn: float | None = None) -> list[Snapshot]:
-    return [
-        Snapshot(float(i), u, 0.0, None, None if burn is None else burn * i, fidelity, 0.0, 1)
-        for i, u in enumerate(utilization)
-    ]
-
-
-@pytest.mark.requirement("A0.128")
-def test_a_trend_is_of_the_newest_ten_with_the_decimals_of_the_requirement() -> None:
-    found = trend_of(shots(9.0, 9.0, 0.2, *[0.5] * 8, 0.65432, fidelity=0.8, burn=10.26))
-
-    assert (found.samples, found.utilization_delta, found.burn_rate_delta) == (10, 0.454, 92.3)
-    assert (found.trend, found.avg_fidelity) == ("rising", 0.8)
-    assert trend_of(shots(0.9, 0.5, 0.5, 0.5, 0.5)).trend == "falling"
-    assert trend_of(shots(0.5, 0.9, 0.1, 0.9, 0.5 + STABLE - 0.001)).trend == "stable"
-    assert trend_of(shots(0.5, 0.9, 0.1, 0.9, 0.5 + STABLE)).trend == "rising"
-    assert trend_of(shots(0.5, 0.5, 0.5, 0.5, 0.5)).burn_rate_delta is None
+@pytest.mark.requirement("A0.120", "A0.129")
+def test_three_condensings_that_save_too_little_or_make_it_longer_are_told_with_their_mean() -> None:
+    found = run(sample(ratios=(ratio,)) for ratio in (3.0, 1.9, 0.9, 1.1))
+    assert opened(found) == [(4, "compression_ratio")]
+    assert [c.snapshot.compression_ratio for c in found] == pytest.approx([3.0, 2.45, 5.8 / 3, 1.3])

@@ -72,22 +72,6 @@ def test_of_40_000_characters_at_a_cap_of_2_500_tokens_two_equal_sides_stay() ->
     assert line["ref"] == f"{transcript.messages[2].ref}.txt"
 
 
-@pytest.mark.requirement("A4.18")
-@pytest.mark.parametrize("method", ["middle_out", "head", "tail"])
-def test_a_cut_text_has_a_line_that_says_where_its_beginning_ended_in_bytes(method: Method) -> None:
-    original = "Zeile äöü 漢字 🙂\n" * 3_000
-    text = cap_text(original, 1_000, counter=CHARS4, ref=REF, method=method)
-    begun, line, ended = cut_of(text)
-    assert line == {"truncated": True, "ref": f"{REF}.txt", "next_cursor": line["next_cursor"]}
-    cursor = int(str(line["next_cursor"]))
-    head = original.encode()[:cursor].decode()
-    assert begun == head
-    assert (method == "tail") == (cursor == 0)
-    assert original.endswith(ended)
-    assert (method == "head") == (ended == "")
-    assert 950 <= CHARS4.count(text) <= 1_000
-
-
 @given(
     text=st.text(alphabet=st.sampled_from('ab \nä漢🙂\ud800"'), max_size=600),
     cap=st.integers(1, 120),

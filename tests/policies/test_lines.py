@@ -4,11 +4,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.lines import INDENT, beside_data, by_speaker, in_one_line, indented, quoted
-from policies.memory.checkpoint import Checkpoint
 from policies.messages import Body
-from policies.summary.material import MaterialLine, inside, render_resumed, render_summary
+from policies.summary.material import inside, render_resumed, render_summary
 from policies.text.segments import voices
-from tests.policies.test_checkpoint import Words
 
 FORGED = st.sampled_from(
     (
@@ -47,22 +45,7 @@ def test_the_lines_of_what_weir_writes_are_read_back_as_who_said_them(own: str, 
 
 
 @given(TEXT)
-def test_of_a_resumed_state_the_users_are_the_goal_and_what_he_said(other: str) -> None:
-    state = Checkpoint(
-        goal="Mend it.", constraints=("Keep it.",), open_issues=(other,), notes=(other,), narrative=other
-    )
-    page = state.bootstrap(max_tokens=100_000, counter=Words())
-    assert by_speaker(render_resumed(page))[0].split("\n") == ["Mend it.", "Keep it."]
-
-
-@given(TEXT)
 def test_a_text_without_anything_of_weirs_is_the_users_whole(said: str) -> None:
     assert by_speaker(said.replace("Written by Weir", "")) == (said.replace("Written by Weir", ""), "")
     assert voices(Body(said, data="x"), "assistant") == (said, "x")
     assert beside_data("", "a\nb") == "data: a\n  b"
-
-
-@given(TEXT)
-def test_a_line_of_a_transcript_is_one(said: str) -> None:
-    _, *rest = str(MaterialLine("result of look", said)).splitlines()
-    assert all(line.startswith(INDENT) for line in rest)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.tokens import image_rule, image_size, is_media, part_tokens
+from policies.tokens import image_size, is_media, part_tokens
 
 IMAGES = json.loads((Path(__file__).parent / "images.json").read_text())
 JSON = st.recursive(
@@ -44,12 +44,6 @@ def image(width: int, height: int, model: str, detail: str = "high") -> int:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_size_is_read_from_real_files_of_each_format(name: str) -> None:
-    sample = IMAGES[name]
-    assert image_size(base64.b64decode(sample["base64"])) == (sample["width"], sample["height"])
-
-
-@pytest.mark.parametrize("name", IMAGES)
 def test_a_header_cut_anywhere_gives_the_size_or_nothing(name: str) -> None:
     sample = IMAGES[name]
     whole = base64.b64decode(sample["base64"])
@@ -61,14 +55,6 @@ def test_a_header_cut_anywhere_gives_the_size_or_nothing(name: str) -> None:
 def test_no_bytes_break_the_reader_of_headers(data: bytes, start: bytes) -> None:
     size = image_size(start + data)
     assert size is None or min(size) > 0
-
-
-def test_a_jpeg_with_long_metadata_still_has_a_size() -> None:
-    plain = base64.b64decode(IMAGES["jpeg baseline"]["base64"])
-    metadata = b"\xff\xe1\xff\xff" + bytes(65_533)
-    url = "data:image/jpeg;base64," + base64.b64encode(plain[:2] + metadata * 2 + plain[2:]).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
-    assert part_tokens(part, model="gpt-4o") == 85 + 170
 
 
 def test_a_jpeg_may_have_fill_bytes_and_markers_without_length() -> None:
@@ -125,53 +111,6 @@ def test_an_image_costs_what_its_provider_says(width: int, height: int, model: s
     assert image(width, height, model) == tokens
 
 
-@pytest.mark.parametrize(
-    ("model", "detail", "tokens"),
-    [
-        ("gpt-4o", "low", 85),
-        ("gpt-4o", "auto", 1105),
-        ("gpt-5.2", "low", 256),
-        ("gpt-5.4", "original", 94 * 94),
-        ("gpt-5.5", "auto", 94 * 94),
-        ("gpt-5.5", "high", 50 * 50),
-        ("gpt-6", "auto", 94 * 94),
-        ("gemini-3-pro", "low", 280),
-    ],
-)
-def test_detail_changes_the_price_where_the_provider_says_so(model: str, detail: str, tokens: int) -> None:
-    size = (2048, 4096) if model == "gpt-4o" else (3000, 3000)
-    assert image(*size, model, detail) == tokens
-
-
-@pytest.mark.parametrize(
-    ("model", "tokens"),
-    [("gpt-4o", 1105), ("unknown", 1105), ("claude-sonnet-4-5", 1568), ("gemini-3-pro", 1120), ("gemini-1.5-pro", 258)],
-)
-def test_an_image_with_only_an_address_costs_what_a_typical_one_costs(model: str, tokens: int) -> None:
-    part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    assert part_tokens(part, model=model) == tokens
-
-
-@pytest.mark.requirement("A2.18")
-def test_sixty_kilobytes_of_base64_count_by_their_dimensions() -> None:
-    url = png(1024, 1024, size=45_000)
-    assert len(url) > 60_000
-    for part in (
-        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
-        {"type": "image_url", "image_url": url},
-        {"type": "input_image", "image_url": url, "detail": "high"},
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.split(",")[1]}},
-    ):
-        assert part_tokens(part, model="gpt-4o") == 765
-
-
-@pytest.mark.requirement("A2.18")
-def test_a_policy_may_set_a_flat_price_for_images() -> None:
-    part = {"type": "image_url", "image_url": {"url": png(2000, 2000, size=1_500_000)}}
-    assert len(part["image_url"]["url"]) > 2_000_000  # type: ignore[index]
-    assert part_tokens(part, model="gpt-4o", image_tokens=1_000) == 1_000
-
-
 def test_audio_costs_ten_tokens_a_second() -> None:
     out = io.BytesIO()
     with wave.open(out, "wb") as sound:
@@ -185,42 +124,9 @@ def test_audio_costs_ten_tokens_a_second() -> None:
     assert part_tokens(part, model="gemini-2.5-pro") == pytest.approx(960, abs=1)
 
 
-def test_a_compressed_sound_is_taken_for_128_kilobits_a_second() -> None:
-    data = base64.b64encode(bytes(16_000 * 60)).decode()
-    part = {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}
-    assert part_tokens(part, model="gpt-4o-audio-preview") == 600
-
-
-def test_a_pdf_costs_by_its_bytes_within_bounds_and_never_as_text() -> None:
-    def pdf(size: int) -> int:
-        url = "data:application/pdf;base64," + base64.b64encode(bytes(size)).decode()
-        return part_tokens({"type": "file", "file": {"file_data": url, "filename": "a.pdf"}}, model="gpt-4o")
-
-    assert pdf(10_000) == 1_500 + 1_105
-    assert pdf(10_000) < pdf(1_000_000) < 1_000_000 * 4 // 3 // 4
-    assert pdf(30_000_000) == 40 * (1_500 + 1_105)
-
-
 def test_a_text_file_costs_by_its_characters() -> None:
     url = "data:text/plain;base64," + base64.b64encode(b"a" * 9_000).decode()
     assert part_tokens({"type": "file", "file": {"file_data": url}}, model="gpt-4o") == 3_600
-
-
-def test_video_costs_something_and_not_everything() -> None:
-    url = "data:video/mp4;base64," + "A" * 20_000_000
-    assert part_tokens({"type": "video_url", "video_url": {"url": "https://x/a.mp4"}}, model="gemini-3-pro") == 3_000
-    assert 30_000 < part_tokens({"type": "video_url", "video_url": {"url": url}}, model="gemini-3-pro") <= 60_000
-
-
-def test_a_document_of_text_is_text() -> None:
-    assert not is_media({"type": "document", "source": {"type": "text", "data": "hello"}})
-    assert is_media({"type": "document", "source": {"type": "base64", "data": "JVBERi0="}})
-    assert not is_media({"type": "text", "text": "hello"})
-
-
-@given(st.integers(1, 2**31), st.integers(1, 2**31), st.sampled_from(MODELS), st.sampled_from(["low", "high", "auto"]))
-def test_an_image_of_any_size_costs_something_bounded(width: int, height: int, model: str, detail: str) -> None:
-    assert 1 <= image_rule(model).tokens((width, height), detail) <= 40_000
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON | DATA | st.fixed_dictionaries({"url": DATA, "data": JSON})), JSON)

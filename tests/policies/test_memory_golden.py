@@ -15,10 +15,11 @@ import pytest
 
 from policies.effects import Failed, Summarize, Summary
 from policies.health import HealthRules, Sample, check, trend_of
-from policies.ledger import Identifier, Note, Status, Subtask, TaskDecision
+from policies.ledger import EditKind, Identifier, Note, Status, Subtask, TaskDecision
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import flaw, notes_in, read_notes, render_notes
 from policies.memory.state import read_state
+from policies.settings import ContextSettings, ExtractShape, Layer
 from policies.summary.ask import Written, condense, lines_of
 from policies.summary.check import judge, under_headings, without_reasoning
 from policies.summary.identifiers import grounded, invented
@@ -28,11 +29,12 @@ from policies.text.segments import Source
 from policies.tokens import CHARS4
 from tests.policies.answering import Model
 from tests.policies.claims import CASES
-from tests.policies.play import assistant, user
+from tests.policies.play import Said, assistant, decide, talk, user, window
 from tests.policies.sessions import HERE, queue_session, sources_in
-from tests.policies.test_recalling import asked
 from tests.policies.tongues import TONGUES
 
+SHAPE = ExtractShape(window=None, trigger=0.9, low_water=0.3, extract=0.02, tail=0.2)
+OLDEST_GO = ContextSettings(layers=(Layer(strategy="drop_oldest"),), shapes=(SHAPE,), margin=0.0, headroom=0)
 GOLDEN = Path(__file__).parents[1] / "golden" / "memory.json"
 RAW = (
     (
@@ -330,12 +332,19 @@ def health() -> list[object]:
     return [*found, health.to_json(), asdict(trend_of(shots)), asdict(trend_of(shots[:3])), digest(shots)]
 
 
+def recalled(said: Sequence[Said]) -> str | None:
+    """What is put in front of the newest message of a conversation that outgrew its window."""
+    decision = decide(talk(*said), budget=window(2_000), settings=OLDEST_GO)
+    found = [p.text for p in decision.pieces or () if p.kind is EditKind.RECALL]
+    return found[0] if found else None
+
+
 def brought_back() -> dict[str, object]:
     """What is put in front of a question about something that left the window."""
     found: dict[str, object] = {}
     for language, tongue in TONGUES.items():
         said = [user(m["content"]) if m["role"] == "user" else assistant(m["content"]) for m in tongue.talk(40)]
-        texts = [asked([*said, user(question)]) for _, question, _ in tongue.facts]
+        texts = [recalled([*said, user(question)]) for _, question, _ in tongue.facts]
         found[language] = [texts[0], digest(texts)]
     return found
 

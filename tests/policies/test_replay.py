@@ -3,13 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.draft import (
-    ConversationState,
-    Draft,
-    applicable_cut,
-    bounds_for,
-    replay,
-)
+from policies.draft import ConversationState, Draft, bounds_for, replay
 from policies.ledger import Cut, Edit, EditKind
 from policies.messages import Transcript, protect
 from policies.settings import ContextSettings
@@ -65,12 +59,6 @@ def test_what_was_brought_back_stays_behind_the_history_that_it_was_brought_back
         assert replayed(array, edits=old).applied == {"recall": 1}
 
 
-@pytest.mark.requirement("P1", "A0.38")
-def test_a_rewound_conversation_reads_again_what_was_evicted_later() -> None:
-    for kind in (EditKind.EVICT, EditKind.DEDUPE):
-        assert replayed(OLD[:4], edits=[edit_of(talk(*GROWN), 3, kind)]).pieces[3].text is None
-
-
 @pytest.mark.requirement("P2", "A2.28")
 def test_a_cut_stands_in_place_of_exactly_what_it_covers() -> None:
     cut = cut_of(talk(*GROWN), 4)
@@ -80,39 +68,3 @@ def test_a_cut_stands_in_place_of_exactly_what_it_covers() -> None:
     assert draft.active_cut is cut
     assert draft.buckets()["summary"] == 6
     assert draft.applied == {"compact": 1}
-
-
-@pytest.mark.requirement("P1", "R.25")
-@pytest.mark.parametrize(
-    "said",
-    [
-        [OLD[0], user("another task"), *GROWN[2:]],
-        [*GROWN[:3], replace(GROWN[3], text="edited"), *GROWN[4:]],
-        GROWN[:4],
-        GROWN[:2],
-        [],
-    ],
-)
-def test_a_cut_does_not_apply_where_its_prefix_is_not_there(said: Sequence[Said]) -> None:
-    assert replayed(said, cuts=(cut_of(talk(*GROWN), 4),)).active_cut is None
-
-
-def test_a_cut_applies_under_another_system_message() -> None:
-    said = [system("today is Tuesday"), *GROWN[1:]]
-    assert replayed(said, cuts=(cut_of(talk(*GROWN), 4),)).active_cut is not None
-
-
-@pytest.mark.requirement("P1")
-def test_a_rewound_conversation_falls_back_to_the_newest_cut_that_still_holds() -> None:
-    transcript = talk(*GROWN)
-    first, second = cut_of(transcript, 4, text="first"), cut_of(transcript, 7, text="second")
-    assert replayed(GROWN, cuts=(first, second)).active_cut is second
-    assert replayed(GROWN[:7], cuts=(first, second)).active_cut is first
-
-
-@pytest.mark.requirement("A0.38")
-def test_a_cut_that_would_hide_something_protected_does_not_apply() -> None:
-    transcript = talk(*OLD[:4])
-    protection = protect(transcript)
-    assert applicable_cut(transcript, (cut_of(transcript, 3),), protection) is None
-    assert applicable_cut(transcript, (cut_of(transcript, 1, before=()),), protection) is None

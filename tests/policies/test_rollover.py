@@ -1,30 +1,14 @@
-"""A new window from the checkpoint, another conversation's checkpoint in front, and what is prepared after an answer."""
+"""A new window begins with the checkpoint and the open step."""
 
 from dataclasses import replace
 
 import pytest
 
 from policies.draft import ConversationState
-from policies.effects import Failed, Summarize
-from policies.ledger import Action, Decision, Prepared, Status, Subtask
+from policies.ledger import Decision
 from policies.memory.checkpoint import Checkpoint
-from policies.planner import plan
-from policies.settings import ContextSettings, Layer, Summaries
-from policies.tokens import CHARS4
-from tests.policies.play import (
-    OFFLOAD,
-    Said,
-    assistant,
-    decide,
-    play,
-    remember,
-    step,
-    system,
-    talk,
-    user,
-    window,
-    words,
-)
+from policies.settings import ContextSettings, Layer
+from tests.policies.play import Said, decide, step, system, talk, user, window, words
 
 TASK = "Migrate the billing service to the new queue. Never delete customer data."
 
@@ -65,51 +49,3 @@ def test_a_new_window_begins_with_the_checkpoint_and_the_open_step() -> None:
     assert kept[:2] == [0, 1]
     assert kept[-2:] == [len(transcript.messages) - 2, len(transcript.messages) - 1]
     assert decision.raw_after <= 4_000
-
-
-@pytest.mark.requirement("A0.102", "A0.103", "A0.115")
-def test_a_conversation_goes_on_from_the_checkpoint_of_another() -> None:
-    state = Checkpoint(
-        goal=TASK,
-        constraints=("Never delete customer data.",),
-        subtasks=(Subtask("move the reader", Status.IN_PROGRESS), Subtask("remove the old topic")),
-        version=4,
-        window_id=2,
-    )
-    transcript = talk(system("You are a careful engineer."), user("Go on, please."))
-    known = ConversationState(resumed=state.to_json())
-    decision = decide(transcript, budget=window(8_000), settings=windows("compact"), known=known)
-
-    assert decision.action is Action.EDIT
-    order = [p.index for p in decision.pieces or ()]
-    assert order == [0, None, 1]
-    text = summary_of(decision)
-    assert TASK in text
-    assert "Never delete customer data." in text
-    assert "TODO: remove the old topic" in text
-    assert decision.window_id == 3
-    assert next(e for e in decision.events if e.kind == "resume").facts["new_window"] == 3
-
-    later = talk(system("You are a careful engineer."), user("Go on, please."), assistant("Moving."), user("And?"))
-    again = decide(
-        later, budget=window(8_000), settings=windows("compact"), known=remember(known, decision, transcript)
-    )
-    assert again.action is Action.REPLAY
-    assert [p.index for p in again.pieces or ()] == [0, None, 1, 2, 3]
-    assert summary_of(again) == text
-
-
-MODEL = windows("compact", summarizer="small", summaries=Summaries(wait=20))
-
-
-@pytest.mark.requirement("D14", "R.25")
-def test_what_was_prepared_for_another_history_is_not_used() -> None:
-    stale = Prepared(covers=4, prefix=b"\0" * 16, text="Something else entirely happened here.")
-    known, full, reads = ConversationState(prepared=stale), talk(*history(80)), 64_000
-    decision = play(
-        plan(full, settings=MODEL, budget=window(16_000), known=known, counter=CHARS4, summarizer_input=reads),
-        OFFLOAD,
-        (Summarize, Failed("timeout")),
-    )
-
-    assert "Something else" not in summary_of(decision)

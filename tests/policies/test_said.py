@@ -1,16 +1,13 @@
 """The user's statements in a state: whole, byte for byte, in order, in any language, and bounded."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.state import MAX_SENTENCES, MAX_TOKENS, read_state
 from policies.text.segments import Readings, Source, sentences
-from tests.policies.sessions import HERE, queue_session, shared_conversations
+from tests.policies.sessions import shared_conversations
 from tests.profile import each_once
 
 RULES = {
@@ -33,12 +30,6 @@ def said(*texts: str) -> list[Source]:
     return [Source(n, "user", text, tokens=1 + len(text.encode()) // 4) for n, text in enumerate(texts)]
 
 
-def shipped() -> Iterator[list[Source]]:
-    yield queue_session()
-    for line in (HERE / "canary_sessions.jsonl").read_text(encoding="utf-8").splitlines():
-        yield [Source(n, m["role"], m["content"]) for n, m in enumerate(json.loads(line)["messages"])]
-
-
 def assert_word_for_word(sources: Sequence[Source], constraints: Sequence[str]) -> None:
     """Every constraint is a whole sentence of the user, and they stand in the order in which they were said last."""
     spoken = [s for s in sources if s.role == "user" and not s.is_result]
@@ -51,12 +42,6 @@ def assert_word_for_word(sources: Sequence[Source], constraints: Sequence[str]) 
         assert any(text.encode() in source.text.encode() for source in spoken)
     assert len(constraints) <= MAX_SENTENCES
     assert sum(len(text.encode()) // 4 for text in constraints) <= MAX_TOKENS
-
-
-@pytest.mark.requirement("R.55", "S.22", "R.57")
-def test_shipped_conversations_leave_the_users_sentences_byte_for_byte() -> None:
-    for sources in shipped():
-        assert_word_for_word(sources, state_of(sources).constraints)
 
 
 @pytest.mark.requirement("R.55", "S.22", "R.57")
@@ -93,22 +78,6 @@ def test_a_rule_given_once_stands_in_the_state_in_every_language(language: str, 
 
 
 @pytest.mark.requirement("R.57")
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("Always send the invoices of Contoso to the accounting office.", "Send the Contoso invoices to nobody."),
-        ("Rechnungen von Contoso gehen immer an die Buchhaltung.", "Contoso bekommt keine Rechnungen mehr."),
-        ("所有康拓公司的发票都寄给会计部。", "康拓公司的发票不要再寄了。"),
-    ],
-)
-def test_an_older_statement_never_stands_without_the_later_one_about_the_same(old: str, new: str) -> None:
-    talk = [f"Topic {n} has {n * 7} words about w{n} and v{n} in q{n}." for n in range(200)]
-    for place in (60, 120, 199):
-        made = state_of(said(*talk[:20], old, *talk[20:place], new, *talk[place:])).constraints
-        assert old not in made or made.index(old) < made.index(new)
-
-
-@pytest.mark.requirement("R.57")
 def test_a_revised_rule_stands_before_its_revision_and_nothing_is_masked() -> None:
     texts = ("Plan the launch.", "From now on, answer in German.", "Actually, answer in French from now on.")
     state: Checkpoint | None = None
@@ -117,35 +86,9 @@ def test_a_revised_rule_stands_before_its_revision_and_nothing_is_masked() -> No
         assert state.constraints == texts
 
 
-@pytest.mark.parametrize("text", ["What is the fare?", "运费是多少？", "كم السعر؟", "Thanks!", "== 12 == 34 ==", ""])  # noqa: RUF001
-def test_questions_single_words_and_signs_are_no_statements(text: str) -> None:
-    assert state_of(said("Book a seat for Ines.", text)).constraints == ("Book a seat for Ines.",)
-
-
 @pytest.mark.requirement("A0.108")
 def test_a_state_that_another_conversation_goes_on_from_keeps_its_statements_first() -> None:
     first = state_of(said("Plan the launch.", RULES["zh"], RULES["ar"]))
     second = state_of(said("Weiter geht es mit dem Plakat.", RULES["ru"]), previous=first)
     assert second.goal == "Plan the launch."
     assert second.constraints == (*first.constraints, "Weiter geht es mit dem Plakat.", RULES["ru"])
-
-
-SENTENCES = st.sampled_from(
-    (*RULES.values(), "Never put my surname into a ticket.", "The broker listens on port 5671.", "Is it cold in Oslo?")
-)
-
-
-@pytest.mark.requirement("R.57", "S.22")
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(SENTENCES, st.text(max_size=120)), min_size=1, max_size=12), st.integers(1, 12))
-def test_statements_only_grow_and_are_sentences_of_their_source(texts: list[str], cut: int) -> None:
-    sources = said(*texts)
-    first = state_of(sources[:cut])
-    second = state_of(sources, previous=first)
-    assert_word_for_word(sources, second.constraints)
-    assert {text.lower().split()[0] for text in first.constraints} <= {
-        text.lower().split()[0] for text in second.constraints
-    }
-    assert len(set(second.constraints)) == len(second.constraints)
-    assert Checkpoint.from_json(second.to_json()) == second
-    assert state_of(sources[:cut], previous=second).constraints == second.constraints

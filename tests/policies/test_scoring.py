@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.strategies.scorers import SCORERS, Block, ContentType, select
+from policies.strategies.scorers import SCORERS, Block, ContentType
 
 RESULT = ContentType.TOOL_RESULT
 
@@ -67,14 +67,3 @@ def test_weights_of_ones_own_stand_in_place_of_all_others_and_sum_to_one() -> No
     assert only.score(block(age=10)) == pytest.approx(SCORERS["fifo"]().score(block(age=10)))
     assert SCORERS["priority"].of({"weight_recency": 0.3}).fault() == "the weights must sum to 1, not 0.3"
     assert only.fault() == SCORERS["fifo"]().fault() == ""
-
-
-@pytest.mark.requirement("A0.44", "A0.39", "A0.55")
-def test_the_lowest_scores_go_first_until_enough_is_freed_and_no_more_than_it_takes() -> None:
-    blocks = [replace(block(age=age), index=n, tokens=tokens) for n, (age, tokens) in enumerate(AGES)]
-    chosen = {free: {b.index for b in select(blocks, SCORERS["fifo"](), free=free, cost=lambda _: 50)} for free in FREE}
-    assert chosen == FREE
-
-
-AGES = ((1, 300), (30, 300), (10, 900), (20, 300))
-FREE = {0: set[int](), 200: {1}, 250: {1}, 300: {1, 3}, 600: {2}, 5_000: {0, 1, 2, 3}}

@@ -1,26 +1,22 @@
 # ruff: noqa: RUF001
 """What a text says, in any script: its sentences as they stand there, and what of them an extract shows."""
 
-import cProfile
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.sets import TOKENS_PER_CHARACTER, written
 from policies.lines import indented
 from policies.messages import ToolCall
 from policies.text.choice import LAST, Weights
 from policies.text.extract import BREATH, STEP, candidates, extract
-from policies.text.segments import MAX_SEGMENTS, Readings, Source, sentences, structured, terms_of
+from policies.text.segments import Readings, Source, sentences, terms_of
 from policies.text.steps import steps_of
 from tests.policies.sessions import HERE, queue_session, shared_conversations
-from tests.profile import tried
 
 
 class Bytes:
@@ -154,15 +150,6 @@ def test_what_an_extract_quotes_in_any_script_stands_in_that_message(sources: li
     assert_quoted(sources, max_tokens)
 
 
-@settings(max_examples=tried(25, 150), deadline=None)
-@given(_SAID)
-def test_sentences_are_the_text_cut_only_between_them(text: str) -> None:
-    at = 0
-    for sentence in sentences(text):
-        assert sentence
-        at = text.index(sentence, at) + len(sentence)
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -201,113 +188,3 @@ def test_a_line_within_a_value_or_a_key_of_a_result_is_never_shown_as_somebody_e
     lines = extract(sources, max_tokens=200, counter=COUNTER).text.splitlines()
     assert {line.split(":")[0] for line in lines} == {"call 2", "tool 2"}
     assert len(lines) == 2
-
-
-ODD = {
-    "half a pair": "\ud800 abc\udfff W-88231. " * 2_000,
-    "one line": "the crate abc-123 went up " * 20_000,
-    "one word": "a" * 500_000,
-    "joints": "a-" * 200_000,
-    "no letters": "!?.,;:-… " * 50_000,
-    "marks": ("e" + "\u0301" * 50 + " ") * 5_000,
-    "right to left": "\u202e\u202dأهلا بالعالم؟ 123. " * 20_000,
-    "abbreviations": "A. B? 1. " * 50_000,
-    "lines": "\x00\x1c\x85 a" * 50_000,
-    "a script without blanks": "时间东京" * 30_000,
-}
-SPOKEN = {"half a pair", "one line", "marks", "right to left", "abbreviations", "a script without blanks"}
-
-
-@pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize("role", ["user", "tool"])
-def test_a_huge_or_odd_message_is_read_in_pieces_of_which_some_are_kept(name: str, role: str) -> None:
-    source = Source(1, role, ODD[name], tool="t" if role == "tool" else "", tokens=len(ODD[name]) // 4)
-    made = extract([source], max_tokens=500, counter=COUNTER)
-    assert COUNTER.count(made.text) <= 500
-    assert len(Readings().of(source).segments) <= MAX_SEGMENTS
-    if name in SPOKEN:
-        assert made.tokens > 30
-    for piece in made.text.removeprefix(f"{role} 1: ").split(" … "):
-        assert all(word in ODD[name] for word in piece.replace(",", " ").split())
-
-
-@pytest.mark.parametrize("make", [lambda n: "[" * n + "1" + "]" * n, lambda n: '{"a":' * n + "1" + "}" * n])
-def test_a_result_nested_however_deep_is_read_as_text(make: Callable[[int], str]) -> None:
-    assert extract([Source(0, "tool", make(50_000), tool="t")], max_tokens=100, counter=COUNTER).tokens <= 100
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda n, half: "ok then" if n < half else f"A much longer message {n} about all that was done today and more.",
-        lambda n, half: f"{WORDS[n % 97]}{WORDS[n // 97]} {WORDS[(n + 1) % 97]}{WORDS[(n + 1) // 97]}",
-    ],
-    ids=["brief ones", "a drifting talk"],
-)
-def test_a_run_of_messages_each_about_the_one_before_takes_no_more_work_and_is_not_lost(
-    make: Callable[[int, int], str],
-) -> None:
-    def calls(count: int) -> int:
-        sources = counted([Source(n, "user", make(n, count // 2)) for n in range(count)])
-        profile = cProfile.Profile()
-        made = profile.runcall(extract, sources, max_tokens=500, counter=COUNTER)
-        assert made.tokens > 250
-        return sum(entry.callcount for entry in profile.getstats())
-
-    assert calls(1_000) < 2.5 * calls(500)
-
-
-def test_a_structure_is_read_as_pairs_in_its_order() -> None:
-    found = [(s.key, s.text) for s in structured({"a": 1, "b": [{"c": "x"}, "y"], "d": None, "e": ""})]
-    assert found == [("a", "1"), ("c", "x"), ("b", "y")]
-
-
-WORDS = [f"{one}{other}" for one in "bcdfghklmn" for other in "aeiouyöäüå"]
-RULES = {
-    "en": (
-        "Leave the gate at the stables unlocked until the vet has been.",
-        "Sign every letter as Quillon and Daughter.",
-    ),
-    "de": (
-        "Lass das Tor am Stall offen, bis die Tierärztin da war.",
-        "Unterschreibe jeden Brief mit Quillon und Tochter.",
-    ),
-    "fr": (
-        "Laisse le portail des écuries ouvert tant que le vétérinaire n'est pas passé.",
-        "Signe chaque lettre Quillon et Fille.",
-    ),
-    "es": (
-        "Deja abierta la verja de las cuadras hasta que pase la veterinaria.",
-        "Firma cada carta como Quillón e Hija.",
-    ),
-    "zh": ("兽医来之前马厩的门不要上锁。", "每封信都署名桂伦父女商行。"),
-    "ja": ("獣医が来るまで厩舎の門は開けておいてください。", "手紙はすべてキロン商会の名で署名してください。"),
-    "ar": ("اترك بوابة الإسطبل مفتوحة حتى يأتي الطبيب البيطري.", "وقع كل رسالة باسم كويلون وابنته."),
-    "ru": ("Не запирай ворота конюшни, пока не приедет ветеринар.", "Подписывай каждое письмо именем Квиллон и дочь."),
-}
-
-
-@pytest.mark.requirement("A0.58", "R.55")
-@pytest.mark.parametrize("language", RULES)
-def test_a_rule_in_any_language_is_kept_in_a_conversation_wholly_in_that_language(language: str) -> None:
-    turns = written(language, 14_000, Random(7))
-    talk = [Source(0, message["role"], message["content"]) for turn in turns for message in turn]
-    users = [n for n, source in enumerate(talk) if source.role == "user"]
-    rate = TOKENS_PER_CHARACTER[language]
-
-    class Counter:
-        def count(self, text: str) -> int:
-            return int(len(text) * rate) + 1
-
-    for share in (0.1, 0.5, 0.8):
-        for rule in RULES[language]:
-            place = users[int(share * len(users))]
-            sources = [*talk[:place], Source(0, "user", rule), Source(0, "assistant", "OK."), *talk[place:]]
-            numbered = [replace(s, position=n, tokens=Counter().count(s.text)) for n, s in enumerate(sources)]
-            assert rule in extract(numbered, max_tokens=4_000, counter=Counter()).text
-
-
-def test_the_number_of_a_line_is_no_part_of_its_first_word() -> None:
-    assert terms_of("23:def call(x)") == terms_of("23 def call(x)")
-    assert terms_of("7:f.write(é)") == ("7", "f.write", "é")
-    assert terms_of("12:ab:34:cd at 12:30 in a.py:12") == ("12:ab:34:cd", "at", "12:30", "in", "a.py:12")

@@ -155,19 +155,6 @@ def test_no_question_is_longer_than_the_summariser_can_read(max_input: int, prev
     assert len(asked) <= 2 * (8 + 8)
 
 
-@pytest.mark.requirement("R.54")
-def test_a_million_tokens_and_a_small_summariser_ask_a_bounded_number_of_times() -> None:
-    lines = facts(3_400)
-    written, asked = drive(flow(lines, max_tokens=400, max_input=8_000), reader)
-    assert written.failure == ""
-    assert len(asked) <= 32 + 8
-    assert max(map(size, asked)) <= 8_000
-    tiny, few = drive(flow(facts(3_000, 4), max_tokens=300, max_input=2_500, most_chunks=4), reader)
-    assert tiny.failure == ""
-    assert len(few) <= 4 + 2
-    assert max(map(size, few)) <= 2_500
-
-
 @pytest.mark.requirement("R.54", "R.52")
 def test_a_part_that_fails_is_asked_once_more_and_then_left_out() -> None:
     failing: set[str] = set()

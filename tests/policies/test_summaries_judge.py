@@ -86,30 +86,3 @@ def points(count: int) -> str:
 )
 def test_a_useless_answer_is_refused_with_its_reason(reply: Reply | None, code: str) -> None:
     assert verdict(reply) == ("", code)
-
-
-@pytest.mark.requirement("S.27")
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<think>",
-        "</think>",
-        "Goal:\n",
-        "# ",
-        "None ",
-        "i am sorry ",
-        "```\n",
-        "[",
-        "a ",
-        " \t",
-        ". ",
-        "Here is ",
-        "-*_",
-        '{"a":',
-        "(",
-    ],
-)
-@pytest.mark.timeout(30)  # a tenth of a second, where quadratic takes minutes
-def test_hostile_repetition_is_judged_in_linear_time(unit: str) -> None:
-    text = unit * (60_000 // len(unit))
-    verdict(Summary(text), max_tokens=20_000)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from policies.draft import Bounds, ConversationState, Draft, bounds_for, broken_rules, untouched
 from policies.effects import Failed
 from policies.ledger import EditKind
-from policies.messages import ToolCall, Transcript
+from policies.messages import Transcript
 from policies.settings import ContextSettings, Ingest, Layer, Param
 from policies.tokens import CHARS4
-from tests.policies.answering import Model, says, texts
-from tests.policies.play import assistant, flow, result, step, talk, user, window, words
+from tests.policies.answering import Model, says
+from tests.policies.play import flow, step, talk, user, window, words
 from tests.profile import tried
 
 summarize_tool_result = flow("summarize_tool_result")
@@ -74,28 +74,6 @@ def test_what_was_cut_on_its_way_in_is_summarised_from_all_of_it() -> None:
     done = model.run(summarize_tool_result(draft, bounds(transcript)))
     assert "Zanzibar ends it." in model.asked[0].prompt
     assert done.pieces[2].kind is EditKind.SUMMARY
-
-
-@pytest.mark.requirement("A0.64", "A0.72")
-def test_invented_names_are_not_taken_over() -> None:
-    transcript = results(found(2_000))
-    draft = summarised(transcript, says("The lookup says that bob@invented.example and /srv/none/there.txt are fine."))
-    assert "bob@invented.example" not in "".join(texts(draft).values())
-
-
-@pytest.mark.requirement("A0.38", "A4.24", "A0.64")
-def test_protected_pictured_and_replaced_results_stay() -> None:
-    call = ToolCall("call_0", "look", "{}")
-    pinned = (assistant("", call), result(found(900), keep=True))
-    pictured = (assistant("", call), replace(result(found(900, "picture")), media=1))
-    transcript = talk(user(found(900)), assistant(found(900)), pinned, pictured, step(found(900, "new")))
-    model = says(FINDING)
-    assert not summarised(transcript, model).edits
-    assert model.asked == []
-    gone = results(found(900))
-    edit = bounds(gone).edited(2, words(700), EditKind.EVICT)
-    draft = untouched(gone).with_edits({2: edit}, new=False)
-    assert model.run(summarize_tool_result(draft, bounds(gone))) is draft
 
 
 REPORT = Ingest(sub_agents={"Task": 2_000})

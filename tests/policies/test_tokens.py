@@ -2,11 +2,9 @@ import random
 from statistics import median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policies.limits import Calibration
-from policies.tokens import CHARS2_5, CHARS4, HEURISTICS, CharCounter
+from policies.tokens import CHARS2_5, HEURISTICS, CharCounter
 
 
 def learn(*pairs: tuple[int, int]) -> Calibration:
@@ -25,27 +23,9 @@ def test_two_and_a_half_characters_are_a_token_and_code_points_are_the_character
     assert CHARS2_5.count(text) == tokens
 
 
-@pytest.mark.requirement("A1.6", "A0.79")
-def test_four_characters_are_a_token() -> None:
-    assert CHARS4.count("x" * 403) == 100
-    assert CHARS4.count("界" * 403) == 100
-
-
 @pytest.mark.requirement("D10")
 def test_presets_select_a_heuristic_by_name() -> None:
     assert dict(HEURISTICS) == {"chars4": CharCounter(1, 4), "chars2.5": CharCounter(2, 5)}
-
-
-@given(st.text(), st.text())
-def test_more_text_is_never_fewer_tokens(first: str, second: str) -> None:
-    for counter in HEURISTICS.values():
-        assert counter.count(first + second) >= max(counter.count(first), counter.count(second))
-
-
-@pytest.mark.requirement("A0.16")
-def test_a_response_that_reports_ten_percent_more_shifts_the_next_estimate() -> None:
-    assert Calibration().apply(1_000) == 1_000
-    assert learn((1_000, 1_100)).apply(1_000) == 1_100
 
 
 @pytest.mark.requirement("D10", "A2.22")
@@ -64,43 +44,6 @@ def test_after_five_responses_the_median_error_is_below_five_percent(truth: floa
     assert median(errors) <= 0.05
 
 
-def test_one_odd_response_does_not_move_the_ratio() -> None:
-    steady = learn(*[(1_000, 1_200)] * 5)
-    assert steady.observe(1_000, 3_900).ratio == pytest.approx(1.2)
-
-
-def test_a_lasting_change_has_moved_the_ratio_after_three_responses() -> None:
-    steady = learn(*[(1_000, 1_000)] * 50)
-    for _ in range(3):
-        steady = steady.observe(1_000, 1_350)
-    assert steady.ratio == pytest.approx(1.35)
-
-
-@pytest.mark.parametrize("pair", [(0, 100), (100, 0), (-5, 100), (100, -5), (100, 2_001), (2_001, 100), (1, 10**400)])
-def test_a_count_that_makes_no_sense_changes_nothing(pair: tuple[int, int]) -> None:
-    known = learn((1_000, 1_100))
-    assert known.observe(*pair) is known
-
-
-def test_the_ratio_stays_between_a_quarter_and_four() -> None:
-    assert learn((100, 1_900)).ratio == 4.0
-    assert learn((1_900, 100)).ratio == 0.25
-
-
-@given(st.lists(st.tuples(st.integers(-10, 10**400), st.integers(-10, 10**400)), max_size=12), st.integers(0, 10**9))
-def test_no_sequence_of_reports_breaks_an_estimate(pairs: list[tuple[int, int]], tokens: int) -> None:
-    calibration = learn(*pairs)
-    assert 0.25 <= calibration.ratio <= 4.0
-    assert tokens // 4 <= calibration.apply(tokens) <= tokens * 4
-    assert calibration.samples <= len(pairs)
-
-
-def test_an_estimate_is_rounded_up_but_not_by_the_error_of_floats() -> None:
-    assert learn((1_000, 1_001)).apply(10) == 11
-    assert learn((100, 110)).apply(100) == 110
-    assert learn((100, 110)).apply(0) == 0
-
-
 @pytest.mark.requirement("A0.93", "D10")
 def test_the_margin_is_the_default_until_three_samples_agree() -> None:
     two = learn((1_000, 1_200), (1_500, 1_790))
@@ -109,12 +52,6 @@ def test_the_margin_is_the_default_until_three_samples_agree() -> None:
     assert two.margin(0.05) == 0.05
     assert three.is_calibrated
     assert three.margin(0.05) == 0.02
-
-
-@pytest.mark.requirement("A0.93")
-def test_a_seed_margin_of_nothing_stays_nothing() -> None:
-    assert Calibration().margin(0.0) == 0.0
-    assert learn(*[(1_000, 1_200)] * 3).margin(0.0) == 0.0
 
 
 def test_samples_that_disagree_do_not_calibrate() -> None:
@@ -134,12 +71,6 @@ def test_a_response_far_from_its_prediction_is_a_drift_and_widens_the_margin() -
     assert far.drift == pytest.approx(1_400 / 1_200 - 1)
     assert far.margin(0.05) == 0.05
     assert far.observe(1_000, 1_200).margin(0.05) == 0.02
-
-
-def test_a_stored_calibration_comes_back_calibrated() -> None:
-    back = Calibration.restore(ratio=1.2, samples=9)
-    assert (back.apply(100), back.samples, back.is_calibrated) == (120, 9, True)
-    assert back.observe(1_000, 3_000).ratio == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize(("ratio", "samples"), [(float("nan"), 5), (float("inf"), 5), (0.0, 5), (-1.0, 5), (1.2, 0)])

@@ -35,31 +35,12 @@ def test_a_turn_starts_at_every_user_message() -> None:
     assert (first_user(CONVERSATION), last_user(CONVERSATION.messages)) == (1, 6)
 
 
-@pytest.mark.requirement("A2.7", "D6")
-def test_a_step_is_a_call_with_all_its_results_and_everything_else_stands_alone() -> None:
-    found = units(CONVERSATION.messages, CONVERSATION.head)
-    assert [(u.start, u.stop) for u in found] == [(1, 2), (2, 5), (5, 6), (6, 7), (7, 9)]
-    assert not any(u.open for u in found)
-    assert list(found[1].indices) == [2, 3, 4]
-
-
 @pytest.mark.requirement("A2.9")
 def test_a_step_whose_results_are_not_all_there_is_open() -> None:
     messages = talk(
         user("go"), assistant("", ToolCall("a", "f", ""), ToolCall("b", "f", "")), result("1", "b")
     ).messages
     assert units(messages)[-1] == Unit(1, 3, open=True)
-
-
-@pytest.mark.requirement("P11")
-def test_a_result_of_the_legacy_function_role_belongs_to_the_call_before_it() -> None:
-    messages = talk(user("go"), assistant("", ToolCall("function:f", "f", "{}")), result("42", None)).messages
-    assert units(messages) == (Unit(0, 1), Unit(1, 3))
-
-
-def test_results_that_answer_nobody_are_a_unit_of_their_own() -> None:
-    messages = talk(user("go"), result("1", "x"), result("2", "y"), assistant("hm")).messages
-    assert [(u.start, u.stop) for u in units(messages)] == [(0, 1), (1, 3), (3, 4)]
 
 
 @pytest.mark.requirement("A2.10")
@@ -71,25 +52,12 @@ def test_what_a_summary_leaves_begins_where_a_unit_does(keep: int, start: int) -
     assert Compact(keep_messages=keep).tail_start(untouched(CONVERSATION), bounds) == start
 
 
-def test_parallel_results_find_their_own_calls_in_any_order() -> None:
-    calls = answered_calls(CONVERSATION, units(CONVERSATION.messages))
-    assert {i: c.name for i, c in calls.items()} == {3: "list", 4: "look", 8: "look"}
-
-
 def test_servers_that_call_every_call_call_0_are_paired_by_position() -> None:
     transcript = talk(user("go"), step("1", tool="first"), step("2", tool="second"))
     assert {i: c.name for i, c in answered_calls(transcript, units(transcript.messages)).items()} == {
         2: "first",
         4: "second",
     }
-
-
-@pytest.mark.requirement("A2.7")
-@pytest.mark.parametrize("heads", [0, 1, 3])
-def test_units_start_after_however_many_system_messages_there_are(heads: int) -> None:
-    transcript = talk(*[system(str(n)) for n in range(heads)], user("go"), step("1"))
-    assert transcript.head == heads
-    assert [u.start - heads for u in units(transcript.messages, transcript.head)] == [0, 1]
 
 
 @pytest.mark.requirement("P3")

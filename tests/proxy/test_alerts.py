@@ -21,7 +21,6 @@ from proxy.features.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client
-from tests.functional.harness import free_port
 
 SECRET = "a secret of sixteen"
 
@@ -116,16 +115,6 @@ async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> Non
     assert not counted(metrics, "weir_alerts_undelivered_total")
 
 
-async def test_without_a_secret_nothing_is_signed_and_a_level_below_the_least_is_not_sent() -> None:
-    async with webhook() as hook, sinks(hook.url, Metrics(), level="critical") as alerts:
-        for number, level in enumerate(("info", "warning", "critical")):
-            alerts.emit(notice(number, level))  # type: ignore[arg-type]
-        await alerts.close()
-    [(_, headers, body)] = hook.got
-    assert json.loads(body)["data"]["level"] == "critical"
-    assert "webhook-signature" not in headers
-
-
 @pytest.mark.parametrize(
     ("statuses", "calls", "lost"),
     [((500,), 2, 0), ((429,), 2, 0), ((500, 503), 2, 1), ((404,), 1, 1), ((301, 301), 2, 1), ((200,), 1, 0)],
@@ -143,17 +132,6 @@ async def test_a_webhook_is_called_again_once_where_that_may_help(
     assert counted(metrics, "weir_alerts_undelivered") == ([failed] if lost else [])
 
 
-@pytest.mark.requirement("A0.124", "A0.126")
-async def test_a_webhook_that_is_gone_or_silent_holds_nobody_up_and_is_counted() -> None:
-    metrics = Metrics()
-    async with webhook(silent=True) as hook:
-        for url in (f"http://127.0.0.1:{free_port()}/", hook.url, "http://["):
-            async with sinks(url, metrics, seconds=0.05) as alerts:
-                alerts.emit(notice())
-                await alerts.close()
-    assert counted(metrics, "weir_alerts_undelivered") == ['weir_alerts_undelivered_total{weir_reason="failed"} 3.0']
-
-
 async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
     metrics = Metrics()
     async with webhook(silent=True) as hook, sinks(hook.url, metrics) as alerts:
@@ -163,14 +141,6 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
             'weir_alerts_undelivered_total{weir_reason="dropped"} 30.0'
         ]
         assert not hook.got
-
-
-async def test_another_webhook_holds_from_the_next_alert_on() -> None:
-    async with webhook() as old, webhook() as new, sinks(old.url, Metrics()) as alerts:
-        alerts.settings = AlertSettings(webhook=SecretStr(new.url))
-        alerts.emit(notice())
-        await alerts.close()
-    assert (len(old.got), len(new.got)) == (0, 1)
 
 
 def test_a_secret_of_the_specification_is_base64() -> None:

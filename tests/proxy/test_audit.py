@@ -1,4 +1,4 @@
-"""The audit's chain: what is written, that nothing in it can be changed unseen, and what retention leaves of it."""
+"""The audit's chain: nothing in it can be changed unseen, and writers that are killed leave it whole."""
 
 import asyncio
 import json
@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from proxy.store import Store
-from proxy.store.chain import AuditRow, harmless
-from proxy.store.records import StoreError
+from proxy.store.chain import AuditRow
 from tests.proxy.audit_writer import PART
-from tests.proxy.store_rows import change, eviction, exchange, url
+from tests.proxy.store_rows import change, eviction, url
 
 pytestmark = pytest.mark.slow
 
@@ -91,14 +90,6 @@ async def test_every_change_to_the_chain_is_found(what: str, store: Store, tmp_p
     assert chain.broken == broken
 
 
-async def test_a_transaction_that_fails_leaves_nothing_in_the_audit(store: Store) -> None:
-    await grow(store, 2)
-    for expected in (0, 5):
-        with pytest.raises(StoreError):
-            await store.commit(change(expected))
-    assert len(await chain_of(store)) == 2
-
-
 @pytest.mark.requirement("A0.138")
 async def test_two_processes_and_two_hundred_commits_make_one_line(postgres_url: str) -> None:
     await (await Store.open(postgres_url)).close()
@@ -154,31 +145,3 @@ async def test_killed_writers_leave_a_whole_chain_with_every_commit(tmp_path: Pa
     for kind in ("eviction", "compaction", "save"):
         told = [json.loads(row.facts)["version"] for row in rows if row.type == kind]
         assert told == list(range(1, branch.version + 1))
-
-
-@pytest.mark.requirement("A0.138")
-async def test_retention_takes_the_oldest_rows_but_not_the_last(store: Store, tmp_path: Path) -> None:
-    await grow(store)
-    await store.record([exchange(1, at=8000.0)])
-    whole = await chain_of(store)
-    assert await store.prune(2007.0, at=9000.0) == 0, "the conversation is still in use"
-    assert await chain_of(store) == whole[7:]
-    (chain,) = await store.verify()
-    assert (chain.first, chain.last, chain.head, chain.broken) == (8, ROWS, whole[-1].hash.hex(), None)
-    assert await store.prune(7000.0, at=9000.0) == 0
-    assert await chain_of(store) == whole[-1:]
-    await grow(store, 2, start=ROWS)
-    (chain,) = await store.verify()
-    assert (chain.first, chain.last, chain.broken) == (ROWS, ROWS + 2, None)
-    tamper(tmp_path / "w.db", f"UPDATE audit SET prev = zeroblob(32) WHERE seq = {ROWS}")
-    assert (await store.verify())[0].broken == ROWS
-
-
-def test_facts_hold_no_prose_whatever_is_put_into_them() -> None:
-    told = json.dumps(harmless({"note": "the zeppelin flies", "a key": ["sk-x y", b"\x01"], "n": 1, "ok": "evict-2"}))
-    assert "zeppelin" not in told
-    assert "sk-x" not in told
-    assert "a key" not in told
-    assert '"01"' in told
-    assert '"n": 1' in told
-    assert '"ok": "evict-2"' in told

@@ -1,8 +1,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,19 +23,6 @@ def weir(*args: str) -> Result:
     return CliRunner().invoke(main, args)
 
 
-def test_help_loads_no_command():
-    code = (
-        "import sys\nfrom proxy.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "loaded = {'pydantic', 'rich', 'sqlalchemy', 'starlette', 'litellm', 'yaml'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {loaded}' if loaded else 0)"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_where_there_is_no_database_no_key_is_looked_for_and_none_is_made(clean):
     for command in (("list",), ("rotate", "nobody"), ("limit", "nobody", "--concurrency", "1"), ("revoke", "nobody")):
         assert "weir serve makes one, --store names another" in weir("keys", *command).stderr
@@ -54,15 +39,6 @@ def test_an_address_that_is_taken_and_a_file_that_is_not_there_are_told_with_wha
     assert said.startswith(f"weir: cannot listen on 127.0.0.1:{port}: Address already in use; end the program")
     assert weir("simulate", "--host", "192.0.2.1").stderr.endswith("; give --host an address of this machine\n")
     assert weir("usage", "--config", "none.yaml").stderr.endswith("No such file or directory; weir init writes one\n")
-
-
-def test_output_to_a_full_disk_is_told_in_one_line(clean):
-    script = "import sys; from proxy.cli import main; main(['doctor', '--values', '--json'])"
-    with Path("/dev/full").open("w") as full:
-        shown = subprocess.run(
-            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (shown.returncode, shown.stderr) == (1, "weir: the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.requirement("S.17", "S.2")
@@ -86,13 +62,3 @@ def test_no_command_shows_a_secret(clean, monkeypatch):
     shown = json.loads(results[1].stdout)
     assert shown["auth"]["admin_token"] == shown["keys"][0]["secret"] == "***"
     assert shown["upstreams"]["openai"]["api_key"] == "***"
-
-
-def test_a_new_keys_secret_stands_alone_on_stdout(clean):
-    result = weir("keys", "create", "--name", "team", "--store", "sqlite+aiosqlite:///other.db")
-
-    assert result.stdout.startswith("weir-sk-")
-    assert result.stdout.count("\n") == 1
-    assert "cannot be shown again" in result.stderr
-    assert "only known keys" in result.stderr
-    assert (clean / "other.db").exists()

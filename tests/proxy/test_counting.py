@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.counting import (
-    TextCounter,
-    Tokenizer,
-    count_message,
-    count_tools,
-    is_blob,
-    message_texts,
-)
+from proxy.wire.counting import TextCounter, Tokenizer, count_message, count_tools, message_texts
 
 MODEL = "gpt-4o"
 TRACK = {
@@ -42,13 +35,6 @@ def counter() -> Iterator[TextCounter]:
 def image(size: int) -> str:
     """Base64 of a PNG header of 1024 x 1024 pixels and `size` more bytes."""
     return base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1024, 1024) + bytes(size)).decode()
-
-
-def deep(levels: int) -> Any:
-    value: Any = "end"
-    for _ in range(levels):
-        value = {"content": [value]}
-    return value
 
 
 def test_a_conversation_counts_by_openais_formula(counter: TextCounter) -> None:
@@ -109,26 +95,6 @@ def test_each_part_of_a_message_costs_something(counter: TextCounter, extra: dic
     assert count_message({**bare, **extra}, counter, model=MODEL) == 4 + tokens
 
 
-@pytest.mark.parametrize(
-    "mark",
-    [
-        {"weir": {"keep": True}},
-        {"cache_control": {"type": "ephemeral"}},
-        {"provider_specific_fields": {"a": "long text " * 50}},
-        {"annotations": [{"type": "url_citation", "url": "https://example.com"}]},
-        {"parsed": {"answer": "long text " * 50}},
-        {"tool_call_id": "call_abcdefghijklmnop"},
-        {"id": "msg_abcdefghijklmnop"},
-    ],
-)
-def test_what_no_model_is_shown_costs_nothing(counter: TextCounter, mark: dict[str, Any]) -> None:
-    assert count_message({"role": "tool", "content": "ok", **mark}, counter, model=MODEL) == 5
-    part = {"type": "unheard_of", "value": "ok"}
-    plain = count_message({"role": "user", "content": [part]}, counter, model=MODEL)
-    if "tool_call_id" not in mark and "id" not in mark:
-        assert count_message({"role": "user", "content": [{**part, **mark}]}, counter, model=MODEL) == plain
-
-
 @pytest.mark.requirement("A2.18")
 @pytest.mark.parametrize("size", [45_000, 1_500_000])
 def test_base64_is_never_counted_as_text(counter: TextCounter, size: int) -> None:
@@ -147,48 +113,6 @@ def test_base64_is_never_counted_as_text(counter: TextCounter, size: int) -> Non
         assert flat == (pytest.approx(28, abs=10) if part["type"] == "unheard_of" else 1_004)
 
 
-def test_long_text_that_only_looks_strange_is_counted(counter: TextCounter) -> None:
-    part = {"type": "unheard_of", "value": "some words, and more " * 200}
-    assert count_message({"role": "user", "content": [part]}, counter, model=MODEL) > 800
-    assert not is_blob("a" * 2_048)
-    assert not is_blob("word " * 2_000)
-    assert is_blob("QUJD" * 600)
-    assert is_blob("data:image/svg+xml;utf8,<svg " + "x y" * 1_000)
-
-
-@pytest.mark.requirement("A2.17")
-@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4", "o3", "claude-sonnet-4-5", "llama-3"])
-def test_the_count_of_tools_grows_with_the_schema(counter: TextCounter, model: str) -> None:
-    def tools(definition: Any) -> int:
-        return count_tools([definition], None, None, counter, model=model)
-
-    def parameters(properties: dict[str, Any]) -> Any:
-        return {
-            "type": "function",
-            "function": {"name": "f", "parameters": {"type": "object", "properties": properties}},
-        }
-
-    address = {"type": "object", "properties": {"street": {"type": "string"}}}
-    grown = [
-        parameters({}),
-        parameters({"a": {"type": "string"}}),
-        parameters({"a": {"type": "string", "description": "a description"}}),
-        parameters({"a": {"type": "string", "description": "a description", "enum": ["one", "two"]}}),
-        parameters({"a": address, "b": {"type": "string", "description": "a description", "enum": ["one", "two"]}}),
-        parameters(
-            {
-                "a": {"type": "array", "items": {"anyOf": [address, {"$defs": {"x": address}}]}},
-                "b": address,
-                "c": address,
-            }
-        ),
-    ]
-    counts = [tools(definition) for definition in grown]
-    assert counts == sorted(set(counts))
-    assert count_tools(None, None, None, counter, model=model) == 0
-    assert count_tools([], [], {"type": "json_object"}, counter, model=model) == 0
-
-
 @pytest.mark.requirement("A2.17")
 @pytest.mark.parametrize("model", ["gpt-4o", "llama-3"])
 def test_legacy_functions_and_a_response_schema_are_counted(counter: TextCounter, model: str) -> None:
@@ -197,14 +121,3 @@ def test_legacy_functions_and_a_response_schema_are_counted(counter: TextCounter
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
     assert legacy > 40
     assert count_tools(None, [function], schema, counter, model=model) > legacy + 10
-
-
-def test_any_depth_is_counted(counter: TextCounter) -> None:
-    nested = deep(10_000)
-    assert count_message({"role": "user", "content": nested}, counter, model=MODEL) > 10_000
-    assert count_tools([nested], None, None, counter, model="llama-3") > 10_000
-    schema: dict[str, Any] = {}
-    for _ in range(3_000):
-        schema = {"type": "object", "properties": {"inner": schema}}
-    definition = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    assert count_tools([definition], None, None, counter, model=MODEL) > 3_000

@@ -44,14 +44,6 @@ def test_a_wording_is_recognised_with_its_kind_and_its_numbers():
                 assert plausible_limit(verdict) is None
 
 
-@pytest.mark.requirement("P16")
-def test_the_cases_hold_enough_of_both_sides():
-    overflows = [case for case in CASES if case["kind"] in ("context", "completion")]
-    assert len(overflows) >= 150
-    assert len(CASES) - len(overflows) >= 150
-    assert {case["kind"] for case in CASES} == set(Kind)
-
-
 @pytest.mark.requirement("P16", "R.46")
 def test_every_recorded_error_body_of_the_field_is_classified_right():
     if not CORPUS.exists():
@@ -133,29 +125,6 @@ def test_clamping_is_the_first_cure_where_the_prompt_alone_fits():
     tight = classify(400, error("input length and `max_tokens` exceed context limit: 199900 + 64000 > 200000"))
     assert tight.clamp(99) == 1
     assert tight.clamp(100) is None
-
-
-@pytest.mark.requirement("A2.13", "D15")
-def test_nothing_is_clamped_where_the_room_is_not_known():
-    at_least = (
-        "This model's maximum context length is 8192 tokens. However, you requested 4096 output tokens and your prompt "
-        "contains at least 4097 input tokens, for a total of at least 8193 tokens."
-    )
-    for message in (
-        "prompt is too long: 210000 tokens > 200000 maximum",
-        "Please reduce the length of the messages or completion.",
-        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 280000 tokens.",
-        at_least,
-    ):
-        verdict = classify(400, error(message))
-        assert verdict.is_overflow
-        assert verdict.clamp(0) is None
-    assert (
-        classify(400, error("max_tokens is too large: 9000. This model supports at most 4096 completion tokens")).clamp(
-            0
-        )
-        is None
-    )
 
 
 @pytest.mark.requirement("R.48", "A2.13")

@@ -1,34 +1,19 @@
-"""Recall in its parts: what of a stream is shown, how texts rank, what is brought back unasked."""
+"""What of a stream is shown to a client while the model recalls."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.ledger import Cut
-from policies.summary.material import defang
-from proxy.features.recall.archive import (
-    Past,
-    format_page,
-    passages,
-    rank,
-    terms_of,
-)
 from proxy.features.recall.tool import (
     RoundView,
     turn_of,
 )
-from proxy.store import Store
-from proxy.store.records import Change, Original
-from proxy.wire.chat import message_of
-from proxy.wire.counting import Tokenizer
-from proxy.wire.raw import Frames
 from tests.profile import tried
 
-COUNTER = Tokenizer().counter("o200k_base")
 HEAD = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
 
@@ -82,15 +67,6 @@ def test_any_chunking_shows_the_same_bytes(cuts: list[int]) -> None:
 
 
 @pytest.mark.requirement("P5")
-@given(st.binary(max_size=200))
-@settings(max_examples=tried(25, 100), deadline=None)
-def test_frames_are_the_bytes_that_came(stream: bytes) -> None:
-    frames = Frames()
-    found = [frame for at in range(0, len(stream), 3) for frame in frames.feed(stream[at : at + 3])]
-    assert b"".join(frame.raw for frame in (*found, frames.rest())) == stream
-
-
-@pytest.mark.requirement("P5")
 @pytest.mark.parametrize(
     "events",
     [
@@ -139,81 +115,3 @@ def test_arguments_as_models_write_them(arguments: str, expected: tuple[str, str
     assert turn is not None
     [one] = turn.calls
     assert (one.query, one.ref, one.cursor, one.problem) == expected
-
-
-@pytest.mark.requirement("A4.25")
-@given(st.text(min_size=1, max_size=3_000), st.integers(20, 200))
-@settings(max_examples=tried(20, 60), deadline=None)
-def test_passages_are_of_the_text_and_within_their_room(text: str, most: int) -> None:
-    found = passages(text, terms_of(text[:20]), most=most, count=COUNTER.count)
-    assert found.whole == (COUNTER.count(text) <= most)
-    assert found.whole or COUNTER.count(found.text) <= most + 8
-
-
-@pytest.mark.requirement("A4.18")
-@given(st.text(max_size=1_500), st.integers(250, 400))
-@settings(max_examples=tried(20, 60), deadline=None)
-def test_pages_make_up_the_text_and_none_can_pass_for_markup(text: str, room: int) -> None:
-    past, cursor, rebuilt = Past("0123456789ab", "a tool's result", 1, text), 0, ""
-    for _ in range(60):
-        told = format_page(past, cursor, room=room, counter=COUNTER)
-        head, _, rest = told.text.partition("\n")
-        more = json.loads(head)["next_cursor"] if head.startswith("{") else None
-        lines = (rest if more else told.text).split("\n", 2)
-        page = lines[2].rpartition("\n")[0]
-        assert defang(page) == page
-        rebuilt += json.loads(page) if "as a JSON string" in lines[1] else page
-        if more is None:
-            break
-        assert more > cursor
-        cursor = more
-    assert rebuilt == text
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    opened = await Store.open("sqlite+aiosqlite:///:memory:")
-    yield opened
-    await opened.close()
-
-
-async def remove(store: Store, conversation: str, *texts: str, role: str = "tool") -> list[str]:
-    """Archive texts as removed from a conversation; their refs."""
-    messages = [{"role": role, "tool_call_id": "c", "content": text} for text in texts]
-    refs = [message_of(m, 5).ref for m in messages]
-    originals = tuple(
-        Original(ref=ref, role=role, tokens=5, body=json.dumps(m).encode(), text=text)
-        for ref, m, text in zip(refs, messages, texts, strict=True)
-    )
-    cut = Cut(covers=1, prefix=conversation.encode(), text="s", tokens=1, version=1, ref=f"{len(conversation):012x}")
-    change = Change(
-        tenant="t",
-        conversation=conversation,
-        name=conversation,
-        branch=f"b-{conversation}",
-        expected=0,
-        at=1.0,
-        cut=cut,
-        originals=originals,
-        covered=tuple(refs),
-    )
-    await store.commit(change)
-    return refs
-
-
-TERSE = {
-    "option b": "Option B costs 512 EUR",
-    "option c": "Option C costs 313 EUR",
-    "\u732b": "\u9ed1\u732b 77",
-    "\U0001f389": "Party \U0001f389 at 8",
-    "order 4821": "Order 4821: red",
-    "order 48213": "Order 48213: blue",
-}
-
-
-@pytest.mark.parametrize(("query", "said"), TERSE.items())
-def test_what_one_character_tells_apart_is_found_alone_or_first(query: str, said: str) -> None:
-    texts = [*TERSE.values()]
-    hits = rank(terms_of(query), texts)
-    assert texts[hits[0].index] == said
-    assert len(hits[0].found) > max((len(hit.found) for hit in hits[1:]), default=0)

@@ -1,7 +1,5 @@
 """What a relayed answer used, wherever its bytes are cut."""
 
-import zlib
-
 import pytest
 
 from proxy.tap import Reported, ReportedUsage
@@ -38,17 +36,6 @@ def test_usage_is_read_wherever_the_answer_is_cut(body: bytes, usage: ReportedUs
         for at in range(0, len(body), size):
             reader.feed(body[at : at + size])
         assert reader.usage == usage, size
-
-
-@pytest.mark.requirement("R.43")
-@pytest.mark.parametrize(("packing", "wbits"), [(b"gzip", 31), (b"deflate", 15)])
-def test_usage_is_read_out_of_packed_answers(packing: bytes, wbits: int) -> None:
-    packer = zlib.compressobj(wbits=wbits)
-    packed = packer.compress(b" " * 300_000 + CHAT) + packer.flush()
-    reader = Reported([*PLAIN, (b"content-encoding", packing)])
-    for at in range(0, len(packed), 5):
-        reader.feed(packed[at : at + 5])
-    assert reader.usage == ReportedUsage(prompt=10, completion=5, cached=4)
 
 
 def test_what_is_neither_json_nor_a_stream_of_events_is_not_read() -> None:

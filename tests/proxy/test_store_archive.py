@@ -9,7 +9,7 @@ import pytest
 from proxy.store import Store
 from proxy.store.packing import Packed, pack, pack_message, unpack
 from proxy.store.records import Change
-from tests.proxy.store_rows import change, decided, exchange, original, sha, url
+from tests.proxy.store_rows import change, decided, exchange, original, url
 
 
 @pytest.fixture
@@ -67,50 +67,6 @@ async def test_a_flipped_bit_in_a_body_is_noticed_and_the_row_set_aside(store: S
     assert hurt.ref in {o.ref for o in await store.search("tenant-a", "output")}
 
 
-@pytest.mark.requirement("R.67", "P9")
-async def test_a_damaged_frame_costs_the_messages_in_it_until_they_are_archived_again(
-    store: Store, tmp_path: Path
-) -> None:
-    batches = [change(n, of=f"batch {n}") for n in range(3)]
-    for each in batches:
-        await store.commit(each)
-    frames = raw(tmp_path / "w.db", "SELECT DISTINCT frame FROM originals ORDER BY 1")
-    assert len(frames) == 3
-    raw(tmp_path / "w.db", "UPDATE frames SET body = substr(body, 1, length(body) - 9) WHERE id = ?", *frames[1])
-    for number, each in enumerate(batches):
-        found = [await store.original("tenant-a", gone.ref) for gone in each.originals]
-        assert found == ([None] * 3 if number == 1 else list(each.originals))
-    assert store.damaged == 3
-    await store.commit(msgspec.structs.replace(change(3), originals=batches[1].originals))
-    assert [await store.original("tenant-a", gone.ref) for gone in batches[1].originals] == [*batches[1].originals]
-    assert raw(tmp_path / "w.db", "SELECT count(*) FROM frames") == [(3,)]
-
-
-@pytest.mark.requirement("P9")
-async def test_what_is_deleted_goes_from_the_frame_that_others_are_in(store: Store, tmp_path: Path) -> None:
-    mine = change(conversation="c1", branch="c1", of="c1")
-    mine = msgspec.structs.replace(
-        mine, originals=tuple(original(n, of="c1", text=f"{WORDS[n]} was read") for n in range(3))
-    )
-    await store.commit(mine)
-    other = change(conversation="c2", branch="c2", of="c2")
-    await store.commit(msgspec.structs.replace(other, originals=mine.originals[1:2], cut=None, edits=()))
-    row = await store.conversation("tenant-a", "c1")
-    assert row is not None
-    assert await store.delete(row)
-    assert [await store.original("tenant-a", each.ref) for each in mine.originals] == [None, mine.originals[1], None]
-    [(frame,)] = raw(tmp_path / "w.db", "SELECT body FROM frames")
-    assert isinstance(frame, bytes)
-    assert list(unpack(frame, dict[str, Packed])) == [mine.originals[1].ref]
-    left = await store.conversation("tenant-a", "c2")
-    assert left is not None
-    assert await store.delete(left)
-    assert raw(tmp_path / "w.db", "SELECT count(*) FROM frames") == [(0,)]
-
-
-WORDS = ("bassoon", "celesta", "dulcimer")
-
-
 @pytest.mark.requirement("R.67")
 @pytest.mark.parametrize(
     ("statement", "edits", "cuts", "checkpoints"),
@@ -138,24 +94,6 @@ async def test_a_damaged_edit_or_cut_counts_as_absent(
         checkpoints,
     )
     assert store.damaged >= 1
-
-
-async def test_with_digests_only_no_body_reaches_the_disk(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"), content="digest")
-    given = msgspec.structs.replace(change(), originals=(original(0, text="the canary sings at dawn"),))
-    await store.commit(given)
-    await store.record([exchange(1)])
-    assert await store.original("tenant-a", given.originals[0].ref) is None
-    assert await store.search("tenant-a", "canary") == []
-    stored = raw(tmp_path / "w.db", "SELECT hex(sha), size, frame FROM originals")
-    assert stored == [(sha(given.originals[0].body).upper(), len(given.originals[0].body), None)]
-    assert b"canary" not in files(tmp_path / "w.db")
-    await store.close()
-    store = await Store.open(url(tmp_path / "w.db"))
-    await store.commit(msgspec.structs.replace(given, expected=1, edits=(), cut=None))
-    assert await store.original("tenant-a", given.originals[0].ref) == given.originals[0]
-    assert len(await store.search("tenant-a", "canary")) == 1
-    await store.close()
 
 
 @pytest.mark.requirement("S.6")

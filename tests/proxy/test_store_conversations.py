@@ -5,11 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 
 from proxy.store import Store
 from proxy.store.records import Arrival, StaleVersion, StoreError
-from tests.proxy.store_rows import chain, change, cut, decided, edit, exchange, original, url
+from tests.proxy.store_rows import chain, change, cut, decided, edit, exchange, url
 
 
 @pytest.fixture
@@ -155,67 +154,8 @@ def arrival(number: int, *, length: int = 1) -> Arrival:
     )
 
 
-@pytest.mark.requirement("P9")
-async def test_requests_that_arrive_while_others_are_stored_are_stored_together(store: Store) -> None:
-    assert store._database._writer is not None
-    commits = list[None]()
-    sa.event.listen(store._database._writer.sync_engine, "commit", lambda _: commits.append(None))
-    homes = await asyncio.gather(*(store.arrive(arrival(n)) for n in range(20)))
-    assert homes == [f"c{n}" for n in range(20)]
-    assert len(commits) == 2
-    for n in range(20):
-        found = await store.find("tenant-a", chain(1, of=f"{n}"))
-        assert found is not None
-        assert found.branch == f"b{n}"
-
-
 async def test_an_arrival_that_cannot_be_written_costs_no_other(store: Store) -> None:
     given = [arrival(0, length=1 << 80), *(arrival(n) for n in range(1, 4))]  # more than SQLite's integers hold
     ended = await asyncio.gather(*(store.arrive(each) for each in given), return_exceptions=True)
     assert isinstance(ended[0], OverflowError)
     assert ended[1:] == ["c1", "c2", "c3"]
-
-
-async def test_an_arrival_whose_request_is_given_up_costs_no_other(store: Store) -> None:
-    first, *others = [asyncio.create_task(store.arrive(arrival(n))) for n in range(4)]
-    await asyncio.sleep(0)
-    first.cancel()
-    assert await asyncio.gather(*others) == ["c1", "c2", "c3"]
-
-
-async def test_a_batch_counts_every_request_once(store: Store) -> None:
-    rows = [exchange(n, conversation=f"c{n % 4}", branch=f"b{n % 4}") for n in range(64)]
-    await store.record(rows)
-    await store.record(rows[:10])
-    await store.record([])
-    listed = await store.conversations("tenant-a", limit=3)
-    assert [r.id for r in listed] == ["c3", "c2", "c1"]
-    assert all(r.requests == 16 for r in listed)
-    assert (listed[0].updated, listed[0].tokens_before, listed[0].limit) == (1063.0, 1063, 8000)
-    timeline = await store.timeline(listed[0], limit=2)
-    assert timeline == [rows[59], rows[63]]
-
-
-@pytest.mark.requirement("P9")
-async def test_retention_removes_old_conversations_and_keeps_what_others_need(store: Store) -> None:
-    for number in range(25):
-        name = f"c{number}"
-        await store.commit(change(0, conversation=name, branch=name, of=name, at=100.0 + number))
-        at = 100.0 + number if number < 20 else 900.0
-        await store.record(
-            [exchange(number, conversation=name, branch=name, end=chain(1, of=name)[0], length=1, at=at)]
-        )
-    await store.commit(
-        msgspec.structs.replace(
-            change(0, conversation="c24", branch="c24b", of="c24b"), originals=(original(0, of="c3"),)
-        )
-    )
-    await store.record([exchange(99, conversation="c24", branch="c24", at=120.0)])
-    assert await store.prune(500.0) == 20 + 1
-    assert {r.id for r in await store.conversations("tenant-a")} == {f"c{n}" for n in range(20, 25)}
-    assert await store.find("tenant-a", chain(1, of="c7")) is None
-    assert await store.original("tenant-a", original(0, of="c7").ref) is None
-    assert await store.original("tenant-a", original(0, of="c3").ref) is not None
-    assert await store.original("tenant-a", original(0, of="c22").ref) is not None
-    assert len(await store.search("tenant-a", "output", limit=100)) == 5 * 3 + 1
-    assert await store.prune(500.0) == 0

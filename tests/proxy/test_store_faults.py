@@ -5,8 +5,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -120,28 +118,6 @@ async def test_kills_leave_no_half_checkpoint_and_lose_none_that_was_acknowledge
     connection.close()
 
 
-@pytest.mark.requirement("R.62")
-async def test_a_full_disk_refuses_the_commit_and_nothing_else(tmp_path: Path) -> None:
-    told = run_writer("full", str(tmp_path / "w.db"))
-    assert isinstance(told, dict)
-    assert told["refused"] in {"full", "io"}
-    assert told["read"] == told["version"]
-    assert told["again"] == told["version"] + 1
-    store = await Store.open(url(tmp_path / "w.db"))
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert branch.version == told["again"]
-    await store.close()
-
-
-@pytest.mark.requirement("R.63")
-async def test_a_process_that_stood_still_has_not_waited_for_the_database(store: Store) -> None:
-    asked = asyncio.create_task(store.newest())
-    await asyncio.sleep(0)
-    time.sleep(0.5)
-    assert await asked is None
-
-
 @pytest.mark.requirement("R.63", "R.64")
 async def test_a_lock_of_another_process_is_waited_for_then_reported_while_reads_go_on(
     store: Store, tmp_path: Path
@@ -195,74 +171,6 @@ async def test_a_task_cancelled_anywhere_leaves_no_lock_and_no_half(patient: Sto
             assert (len(decided(branch).edits), len(decided(branch).cuts)) == (3 * expected, expected)
     assert 0 < expected < 60
     assert made <= expected
-
-
-@pytest.mark.requirement("R.65")
-async def test_reads_cancelled_anywhere_leave_the_store_usable(patient: Store) -> None:
-    store = patient
-    await store.record([exchange(1, end=chain(1)[0], length=1)])
-    for step in range(60):
-        tasks = [asyncio.create_task(store.find("tenant-a", chain(1))) for _ in range(20)]
-        for _ in range(step % 10):
-            await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(r is not None and not isinstance(r, Exception) for r in results[1::2]), results
-    assert await store.commit(change(0)) == 1
-
-
-async def test_closing_waits_for_what_has_begun(tmp_path: Path) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))
-    task = asyncio.create_task(store.commit(change(0)))
-    await asyncio.sleep(0)
-    await store.close()
-    await store.close()
-    assert await task == 1
-    with pytest.raises(StoreUnavailable):
-        await store.commit(change(1))
-
-
-@pytest.mark.requirement("R.66")
-@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
-async def test_a_file_that_is_gone_is_not_written_to(store: Store, tmp_path: Path, how: str) -> None:
-    path = tmp_path / "w.db"
-    await store.commit(change(0))
-    if how == "replaced":
-        (tmp_path / "other.db").write_bytes(b"")
-        (tmp_path / "other.db").rename(path)
-    else:
-        path.rename(tmp_path / "away.db") if how == "moved" else path.unlink()
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="start Weir anew") as gone:
-            await store.commit(change(1))
-        assert gone.value.reason == "gone"
-    with pytest.raises(StoreUnavailable, match="start Weir anew"):
-        await store.ping()
-
-
-@pytest.mark.requirement("R.66")
-def test_a_file_or_a_directory_that_may_not_be_written_refuses_the_start() -> None:
-    with tempfile.TemporaryDirectory() as made:
-        there = Path(made)
-        for entry in (there / "file" / "w.db", there / "directory" / "w.db"):
-            entry.parent.mkdir()
-        asyncio.run(_make(there / "file" / "w.db"))
-        (there / "file" / "w.db").chmod(0o444)
-        for directory in (there, there / "file", there / "directory"):
-            directory.chmod(0o555)
-        try:
-            for name in ("file", "directory"):
-                told = run_writer("readonly", str(there / name / "w.db"))
-                assert isinstance(told, dict)
-                assert told["reason"] == "read_only"
-        finally:
-            for directory in (there, there / "file", there / "directory"):
-                directory.chmod(0o755)
-
-
-async def _make(path: Path) -> None:
-    await (await Store.open(url(path))).close()
 
 
 @pytest.mark.requirement("R.61", "P9")

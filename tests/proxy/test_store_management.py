@@ -7,29 +7,11 @@ from typing import get_args
 import msgspec
 import pytest
 
-from policies.ledger import Trend
-from policies.pressure import advance
 from proxy.store import Store
 from proxy.store.budgets import Limit, Reservation
 from proxy.store.records import DAY, ExchangeRow
 from proxy.store.usage import By
 from tests.proxy.store_rows import exchange, url
-
-
-def trend(*sizes: int) -> Trend:
-    """A conversation after requests of these sizes, one a second."""
-    state = Trend()
-    for at, size in enumerate(sizes):
-        buckets = {"history": size}
-        state = advance(state, raw=size, length=at + 1, buckets=buckets, zone="green", at=float(at + 1))
-    return state
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(url(tmp_path / "w.db"))
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

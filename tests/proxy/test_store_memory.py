@@ -4,27 +4,14 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
 
 from policies.ledger import Prepared
 from proxy.store import Store, checkpoints
-from proxy.store.notes import MAX_NOTES, MAX_SUMMARIES
-from proxy.store.packing import pack_text
-from proxy.store.records import Change, ConversationRow, NoSuchVersion, StaleVersion
-from tests.proxy.store_rows import (
-    change,
-    decided,
-    digest,
-    eviction,
-    exchange,
-    note,
-    saved,
-    summary,
-    url,
-)
+from proxy.store.records import ConversationRow, StaleVersion
+from tests.proxy.store_rows import change, decided, exchange, note, saved, summary, url
 
 
 @pytest.fixture
@@ -78,51 +65,6 @@ async def test_of_two_concurrent_saves_one_wins_and_no_higher_version_is_lost(po
     await there.close()
 
 
-@pytest.mark.requirement("R.67", "A0.114", "P9")
-async def test_checkpoints_are_stored_by_what_they_have_not_in_common_and_damage_costs_a_few(
-    store: Store, tmp_path: Path
-) -> None:
-    random = Random(3)
-    words = [f"{random.getrandbits(40):x}" for _ in range(900)]
-    said = [" ".join(words[n : n + 800]) for n in range(60)]
-    for version, each in enumerate(said):
-        await store.commit(saved(version, said=each))
-    row = await only(store)
-    assert [each.body for each in await store.checkpoints(row)] == said
-    stored = raw(tmp_path / "w.db", "SELECT version, base, length(body) FROM checkpoints ORDER BY version")
-    whole = [version for version, base, _ in stored if base is None]
-    assert whole[-2:] == [59, 60]
-    assert 4 <= len(whole) <= 2 + 60 // 16
-    assert sum(int(str(size)) for *_, size in stored) < 0.15 * 60 * len(pack_text(said[0]))
-    raw(tmp_path / "w.db", "UPDATE checkpoints SET body = x'00' WHERE version = 30")
-    left = [each.version for each in await store.checkpoints(row)]
-    below = max(version for version in whole if int(str(version)) < 30)
-    assert left == [n for n in range(1, 61) if not int(str(below)) < n <= 30]
-    assert await store.checkpoint_at(row, 31) is not None
-
-
-@pytest.mark.requirement("R.67", "A0.114")
-async def test_a_damaged_checkpoint_counts_as_absent_and_the_one_before_it_holds(store: Store, tmp_path: Path) -> None:
-    for version in range(3):
-        await store.commit(saved(version))
-    raw(tmp_path / "w.db", 'UPDATE checkpoints SET body = CAST(\'{"goal": "g9"}\' AS BLOB) WHERE version = 3')
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert branch.known.checkpoint == '{"goal": "g1"}'
-    row = await only(store)
-    assert [r.version for r in await store.checkpoints(row)] == [1, 2]
-    assert await store.checkpoint_at(row, 3) is None
-    found = await store.latest_checkpoint("tenant-a", "c1")
-    assert found is not None
-    assert (found[0], found[1].version) == (row, 2)
-    assert store.damaged == 1
-    raw(tmp_path / "w.db", "UPDATE checkpoints SET sha = x'00'")
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert (branch.known.checkpoint, branch.known.checkpoint_length) == (None, 0)
-    assert await store.latest_checkpoint("tenant-a", "c1") is None
-
-
 @pytest.mark.requirement("R.71")
 async def test_versions_stay_in_order_where_the_clock_went_back(store: Store) -> None:
     for version, at in enumerate((5000.0, 1400.0, 1500.0)):
@@ -170,42 +112,6 @@ async def test_a_damaged_prepared_summary_counts_as_none(store: Store, tmp_path:
     assert store.damaged == 1
 
 
-async def history(store: Store) -> list[Change]:
-    """Four batches, the second and the fourth with a cut, the third only with a save."""
-    given = [
-        msgspec.structs.replace(change(0, with_cut=False, at=1.0), evictions=(eviction(1),)),
-        msgspec.structs.replace(change(1, at=2.0), evictions=(eviction(2),)),
-        saved(2, at=3.0),
-        msgspec.structs.replace(change(3, at=4.0), evictions=(eviction(4),), resumed="kept"),
-    ]
-    for each in given:
-        await store.commit(each)
-    return given
-
-
-@pytest.mark.requirement("A0.105")
-async def test_nothing_goes_on_from_what_a_rollback_has_taken_back(store: Store) -> None:
-    await history(store)
-    row = await only(store)
-    assert await store.rollback(row, version=0, at=5.0) == 5
-    branch = await store.branch("tenant-a", "b1")
-    assert branch is not None
-    assert (tuple(decided(branch).edits.values()), decided(branch).cuts, branch.known.checkpoint) == ((), (), None)
-    assert await store.latest_checkpoint("tenant-a", "c1") is None
-    assert await store.removed(row) == []
-    for gone in (-1, 1, 2, 4, 6):
-        with pytest.raises(NoSuchVersion):
-            await store.rollback(row, version=gone, at=6.0)
-    with pytest.raises(StaleVersion):
-        await store.commit(change(4, of="late"))
-    await store.commit(saved(5))
-    assert await store.rollback(row, version=5, at=7.0) == 7
-    assert await store.rollback(row, version=7, at=8.0) == 8
-    for at_all in (msgspec.structs.replace(row, id="nothing"), msgspec.structs.replace(row, tenant="tenant-b")):
-        with pytest.raises(NoSuchVersion):
-            await store.rollback(at_all, version=0, at=9.0)
-
-
 @pytest.mark.requirement("A0.105", "P8")
 async def test_rollbacks_and_commits_at_once_leave_one_line_of_versions(postgres_url: str) -> None:
     here = await Store.open(postgres_url)
@@ -234,16 +140,6 @@ async def test_rollbacks_and_commits_at_once_leave_one_line_of_versions(postgres
     assert branch.version == 31
     await here.close()
     await there.close()
-
-
-async def test_of_critical_notes_only_the_oldest_go_last_of_all(store: Store) -> None:
-    await store.record([exchange(1)])
-    await store.add_notes("tenant-a", "c1", [note(n, importance="critical") for n in range(MAX_NOTES)])
-    await store.add_notes("tenant-a", "c1", [note(9000)])
-    assert note(9000) not in await store.notes("tenant-a", "c1")
-    await store.add_notes("tenant-a", "c1", [note(9001, importance="critical")])
-    kept = await store.notes("tenant-a", "c1")
-    assert (len(kept), kept[0].id, kept[-1].id) == (MAX_NOTES, note(1).id, note(9001).id)
 
 
 @pytest.mark.requirement("R.67")
@@ -281,22 +177,3 @@ async def test_one_tenant_never_sees_what_another_keeps(store: Store) -> None:
     told = await store.export(theirs)
     assert told["conversation"] is None
     assert not any(rows for rows in told.values())
-
-
-async def test_a_tenant_has_so_many_summaries_at_most_and_the_newest_stay(store: Store, tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "w.db")
-    connection.executemany(
-        "INSERT INTO summaries (tenant, key, at, purpose, model, tokens_in, tokens_out, text, sha) "
-        "VALUES (?, ?, ?, 'p', 'm', 1, 1, x'', x'')",
-        [(t, digest(n), float(n)) for t in ("tenant-a", "tenant-b") for n in range(MAX_SUMMARIES)],
-    )
-    connection.commit()
-    connection.close()
-    for number in range(2):
-        await store.keep_summary("tenant-a", summary(number, at=50_000.0))
-    count = "SELECT tenant, count(*), min(at) FROM summaries GROUP BY tenant"
-    assert raw(tmp_path / "w.db", count) == [
-        ("tenant-a", MAX_SUMMARIES, 2.0),
-        ("tenant-b", MAX_SUMMARIES, 0.0),
-    ]
-    assert await store.summary("tenant-a", summary(1).key) == summary(1, at=50_000.0)

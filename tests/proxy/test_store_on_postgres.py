@@ -17,13 +17,11 @@ from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of, seed_of
 from proxy.conversation.book import Conversations
 from proxy.store import Store, archive
-from proxy.store.chain import AuditType
 from proxy.store.packing import Packed, unpack
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
-from tests.proxy.store_rows import change, eviction, exchange, note, original, saved
-from tests.proxy.test_store_health import row_of, session
+from tests.proxy.store_rows import change, exchange, original, saved
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -57,12 +55,6 @@ async def run(engine: AsyncEngine, *statements: str) -> None:
     async with engine.begin() as connection:
         for statement in statements:
             await connection.execute(sa.text(statement))
-
-
-async def grow(store: Store, rows: int) -> None:
-    for number in range(rows):
-        given = change(number, count=1, with_cut=False, at=2000.0 + number)
-        await store.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
 
 
 async def test_the_schema_is_made_once_and_is_the_newest(postgres_url: str) -> None:
@@ -133,61 +125,6 @@ async def test_two_servers_that_archive_the_same_keep_it_once(store: Store, url:
             assert await store.original(TENANT, given.ref) == given
 
 
-@pytest.mark.requirement("A0.138")
-async def test_four_writers_with_pools_of_their_own_make_one_line(url: str, store: Store) -> None:
-    async def write(branch: str) -> None:
-        own = await Store.open(url)
-        for number in range(15):
-            given = change(number, branch=branch, conversation=branch, count=1, with_cut=number % 2 == 0)
-            await own.commit(msgspec.structs.replace(given, evictions=(eviction(number),)))
-            if number % 4 == 0:
-                refused = exchange(number, branch=branch, conversation=branch)
-                await own.record([msgspec.structs.replace(refused, outcome="context_length_exceeded", status=400)])
-        await own.close()
-
-    await asyncio.gather(*(write(f"b{number}") for number in range(4)))
-    (chain,) = await store.verify()
-    assert chain.broken is None
-    assert chain.last == 4 * (8 * 3 + 7 + 4)
-    assert len(await store.audit(TENANT, conversation="b2", limit=500)) == 35
-    assert len(await store.audit(TENANT, kind=AuditType.REFUSED, limit=500)) == 16
-
-
-@pytest.mark.requirement("A0.138")
-async def test_retention_takes_the_oldest_rows_and_the_chain_goes_on(store: Store) -> None:
-    await grow(store, 12)
-    await store.record([exchange(1, at=8000.0)])
-    await store.prune(before=2008.0, at=9000.0)
-    await store.commit(change(12, count=1, at=9001.0))
-    (chain,) = await store.verify()
-    assert (chain.first, chain.last, chain.broken) == (9, 14, None)
-
-
-@pytest.mark.requirement("A0.127", "A0.124", "A0.128")
-async def test_a_hundred_snapshots_stay_and_an_alert_opens_and_closes(store: Store) -> None:
-    rows = session([0.1] * 97 + [0.95] * 3)
-    await store.record(rows)
-    assert len(await store.snapshots(await row_of(store))) == 100
-    assert (await store.open_alerts(TENANT))[1] == {"critical": 1}
-    assert rows[-1].health is not None
-    await store.record(session([0.2], start=101, health=rows[-1].health.health))
-    found = await store.snapshots(await row_of(store), limit=500)
-    assert (len(found), found[0].at, found[-1].at) == (100, 1002.0, 1101.0)
-    (alert,) = await store.alerts(await row_of(store))
-    assert (alert.kind, alert.at, alert.closed) == ("utilization", 1100.0, 1101.0)
-    assert (await store.open_alerts(None)) == ([], {})
-
-
-async def test_notes_and_deletion_are_audited(store: Store) -> None:
-    await store.record([exchange(1)])
-    row = await row_of(store)
-    assert await store.add_notes(TENANT, "c1", [note(1)]) == 1
-    assert await store.delete(row, 5000.0)
-    told = [AuditType.DELETE, AuditType.NOTE]
-    assert [each.type for each in await store.audit(TENANT)] == told
-    assert (await store.verify())[0].broken is None
-
-
 @pytest.mark.requirement("A0.25", "R.72")
 async def test_what_another_server_saves_meanwhile_does_not_hide_how_a_conversation_has_grown(
     store: Store, url: str
@@ -227,29 +164,6 @@ async def test_a_whole_weir_keeps_conversations_health_and_audit_on_it(url: str)
     await opened.close()
     assert audited
     assert all(chain.broken is None for chain in audited)
-
-
-@pytest.mark.requirement("P9", "R.72")
-async def test_a_store_above_its_size_loses_closed_conversations_then_the_oldest(store: Store) -> None:
-    for number in range(30):
-        name = f"c{number}"
-        noise = random.Random(number).randbytes(4_000).hex(" ", 16)
-        given = change(conversation=name, branch=name, of=name, at=1000.0 + number)
-        await store.commit(
-            msgspec.structs.replace(given, originals=(original(0, of=name, text=f"word{number} {noise}"),))
-        )
-        await store.record([exchange(number, conversation=name, branch=name, at=1000.0 + number)])
-    closed = await store.conversation(TENANT, "c20")
-    assert closed is not None
-    await store.close_conversation(closed, 1050.0)
-    assert len(await store.search(TENANT, "word29")) == 1
-    assert await store.fit(150_000, before=2000.0, at=2000.0) > 0
-    left = {row.id for row in await store.conversations(TENANT, limit=100)}
-    assert left
-    assert not left & {"c0", "c20"}
-    assert "c29" in left
-    assert len(await store.search(TENANT, "word29")) == 1
-    assert await store.search(TENANT, "word0") == []
 
 
 @pytest.mark.requirement("R.75")

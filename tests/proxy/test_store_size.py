@@ -1,6 +1,5 @@
 """How large a database becomes, what goes first, and that looking after it holds nobody up."""
 
-import asyncio
 import json
 import random
 import sqlite3
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, Engine, event
 
 from proxy.store import Store
 from proxy.store.records import Change
@@ -77,58 +75,3 @@ async def test_a_database_above_its_size_loses_closed_conversations_then_the_old
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("INSERT INTO originals_fts (originals_fts) VALUES ('integrity-check')")
-
-
-@pytest.mark.requirement("P9", "R.72")
-async def test_retention_and_vacuum_let_requests_in_between_their_steps(tmp_path: Path) -> None:
-    path = tmp_path / "w.db"
-    store = await Store.open(url(path))
-    await fill(store, 40)
-    await store.checkpoint()
-    whole, begun = in_use(path), list[int]()
-
-    def transaction(_: Connection) -> None:
-        begun.append(1)
-
-    event.listen(Engine, "engine_connect", transaction)
-    waited = list[int]()
-    try:
-        pruning = asyncio.create_task(store.prune(before=1500.0))
-        version = 0
-        while not pruning.done() and len(waited) < 15:
-            before = len(begun)
-            version = await store.commit(
-                change(version, conversation="new", branch="new", of=f"new{version}", at=3000.0)
-            )
-            waited.append(len(begun) - before)
-        assert await pruning >= 40
-    finally:
-        event.remove(Engine, "engine_connect", transaction)
-    assert len(waited) >= 8, "a request waited for all of it"
-    assert max(waited) <= 6, "a request waited for more than the step under way"
-    assert await kept(store) == {"new"}
-    await store.checkpoint()
-    assert in_use(path) < whole // 2
-    await store.close()
-
-
-@pytest.mark.requirement("R.72")
-async def test_no_step_of_retention_deletes_more_than_a_few(tmp_path: Path) -> None:
-    """A step holds the only writing connection: it is bounded by what it deletes."""
-    store = await Store.open(url(tmp_path / "w.db"))
-    await store.commit(change(at=3000.0))
-    await store.record([exchange(n, at=1000.0 + n) for n in range(1200)])
-    deleted = list[int]()
-
-    def counted(_c: object, cursor: sqlite3.Cursor, statement: str, *_: object) -> None:
-        if statement.startswith("DELETE FROM exchanges"):
-            deleted.append(cursor.rowcount)
-
-    event.listen(Engine, "after_cursor_execute", counted)
-    try:
-        await store.prune(before=2500.0)
-    finally:
-        event.remove(Engine, "after_cursor_execute", counted)
-    assert sum(deleted) == 1200
-    assert max(deleted) <= 500
-    await store.close()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
-import msgspec
 import pytest
 
 from proxy.store import Store, conversations, exchanges, usage
@@ -15,14 +14,6 @@ from proxy.store.transaction import Transaction
 from tests.proxy.store_rows import exchange, url
 
 NEW, SINCE, PER = 20, 1_000_000.0, 100
-ASKED: dict[str, Callable[[Transaction], Any]] = {
-    "figures": partial(usage.figures, tenant="tenant-a", since=SINCE, step=60.0),
-    "overheads": partial(usage.overheads, tenant="tenant-a", since=SINCE),
-    "dearest": partial(usage.dearest, tenant="tenant-a", since=SINCE, limit=5),
-    "passed": partial(usage.passed, tenant="tenant-a", since=SINCE, limit=12),
-    "usage": partial(usage.usage, tenant="tenant-a", since=SINCE),
-    "usage by conversation": partial(usage.usage, tenant="tenant-a", since=SINCE, by="conversation"),
-}
 
 
 def steps(work: Callable[[Transaction], Any], tx: Transaction) -> int:
@@ -58,19 +49,3 @@ async def test_a_conversation_is_found_by_its_own_requests_alone(tmp_path: Path)
     many = {name: await store._read(partial(steps, work)) for name, work in asked.items()}
     await store.close()
     assert {name: many[name] for name in asked if many[name] > 2 * few[name] + 5} == {}
-
-
-@pytest.mark.requirement("P8")
-@pytest.mark.parametrize("name", ASKED)
-async def test_what_is_older_than_a_period_does_not_make_its_page_slower(tmp_path: Path, name: str) -> None:
-    store = await Store.open(url(tmp_path / "w.db"))
-    await store.record(
-        [msgspec.structs.replace(exchange(n, at=SINCE + n), conversation=f"c{n % 4}") for n in range(NEW)]
-    )
-    few = await store._read(partial(steps, ASKED[name]))
-    await store.record(
-        [msgspec.structs.replace(exchange(NEW + n, at=float(n)), conversation=f"c{n % 4}") for n in range(2_000)]
-    )
-    many = await store._read(partial(steps, ASKED[name]))
-    await store.close()
-    assert many <= 2 * few + 5

@@ -1,7 +1,6 @@
 """A transcript is the same whether it was read cold or out of the caches, whatever came before."""
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,23 +57,6 @@ async def test_what_is_remembered_of_many_histories_is_bounded(monkeypatch: pyte
     assert 60 <= sum(map(len, remembered)) <= 100
     assert 30 <= len(transcripts._seen) <= 50
     assert facts(await read(transcripts, history(0))) == first
-
-
-@pytest.mark.requirement("P8")
-async def test_a_history_is_read_while_others_push_out_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SEEN", 30)
-    transcripts, count_all = Transcripts(), module.count_all
-    await read(transcripts, history(0))
-
-    async def slowly(*given: Any) -> Any:
-        monkeypatch.setattr(module, "count_all", count_all)
-        for number in range(1, 4):
-            await read(transcripts, history(number))
-        return await count_all(*given)
-
-    monkeypatch.setattr(module, "count_all", slowly)
-    now = [*history(0)[2:], {"role": "user", "content": "what now?"}]
-    assert facts(await read(transcripts, now)) == facts(await read(Transcripts(), now))
 
 
 @pytest.mark.requirement("P8")
@@ -150,36 +132,3 @@ async def test_two_tenants_share_no_chain() -> None:
     two = await read(transcripts, messages, tenant="two")
     assert one.messages == two.messages
     assert not set(one.chain) & set(two.chain)
-
-
-class Where:
-    """Counts characters, and keeps in which threads it did."""
-
-    def __init__(self) -> None:
-        self.threads: list[str] = []
-
-    def count(self, text: str) -> int:
-        self.threads.append(threading.current_thread().name)
-        return len(text) // 4
-
-
-@pytest.mark.requirement("P8")
-async def test_large_tool_definitions_are_counted_once_and_off_the_event_loop() -> None:
-    where = Where()
-    counter = Tokenizer(estimators={"where": where}).counter("where")
-    shape = {
-        "type": "object",
-        "properties": {f"field_{n}": {"type": "string", "description": "x" * 90} for n in range(90)},
-    }
-    tools = [
-        {"type": "function", "function": {"name": f"tool_{n}", "description": "y" * 900, "parameters": shape}}
-        for n in range(100)
-    ]
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
-    assert len(body) > 1_000_000
-    transcripts = Transcripts()
-    for _ in range(2):
-        read = await transcripts.read(parse_chat(body), tenant="t", model="m", counter=counter)
-        assert read.transcript.tools > 200_000
-    assert len(where.threads) == len(tools) + 1
-    assert threading.main_thread().name not in [name for name in where.threads if name][1:]

@@ -145,7 +145,6 @@ FAULTS: Mapping[str, FaultRule] = {
     "latency": FaultRule(lambda sent, fault, _: replace(sent, before=fault.number(1.0)), wins=True),
     "slow_chunks": FaultRule(lambda sent, fault, _: replace(sent, between=fault.number(0.2))),
     "stall": FaultRule(lambda sent, _fault, _scene: replace(sent, stall_at=-1), wins=True),
-    "stall_mid_stream": FaultRule(lambda sent, fault, _: replace(halved(sent), stall_at=int(fault.number(1)))),
     "cut_stream": FaultRule(lambda sent, fault, _: replace(halved(sent), cut_at=int(fault.number(1)))),
     "error_in_stream": FaultRule(_error_in_stream),
     # about the window itself: another size, other numbers or words in the error, the error inside a 200

@@ -22,6 +22,8 @@ STOP_REASONS = {
 }
 SIGNATURE = "EqoB"
 BINDING = "thinking-binding-controls-2026-08-01"
+THREAD_SECONDS = 300.0
+"""How long a thread is kept after its last turn."""
 UNTHREADED = ("cache_control", "context_management", "fallbacks")
 CLEARED = "[Old tool result content cleared]"
 TRIGGER, COMPACTION_TRIGGER, KEEP = 100_000, 150_000, 3
@@ -94,7 +96,7 @@ class SimulatedMessages(Surface):
         if thread.get("type") != "continue":
             return request
         held = tenant.threads.get(str(thread.get("previous_message_id")))
-        if held is None or time.monotonic() - held.at > self.settings.thread_seconds:
+        if held is None or time.monotonic() - held.at > THREAD_SECONDS:
             text = "No usable Thread state was found for `previous_message_id`. Replay the full conversation with"
             text = f'{text} `thread: {{"type": "create"}}` to start a new Thread.'
             raise coded(text, "thread_not_found", status=404)

@@ -77,13 +77,10 @@ class SimulatorSettings:
             dialect's own.
         fault: a fault for every chat request, as in the header ``x-sim-fault``; ``faults`` are all that there are.
         api_keys: accepted credentials; empty accepts any, and none.
-        stateful: keep answers, items and threads for later requests; None for what the dialect's servers do.
         bound: reasoning is good only behind what it was made behind.
         foreign: take reasoning, references and chains that this server did not make as if it had made them.
-        thread_seconds: how long a thread is kept after its last turn.
         overflow_in_stream: tell a streamed request that it is too long inside a 200: ``error`` or ``failed``.
         stops_at_window: answer up to the window where prompt and ``max_tokens`` together are over it.
-        cache_minimum: the least tokens that count as a hit of the cache.
         ledger_bytes: bodies kept in the ledger, in bytes; the oldest entries go first.
     """
 
@@ -108,13 +105,10 @@ class SimulatorSettings:
     fault: str | None = None
     faults: Mapping[str, FaultRule] = field(default_factory=lambda: FAULTS)
     api_keys: tuple[str, ...] = ()
-    stateful: bool | None = None
     bound: bool = False
     foreign: bool = False
-    thread_seconds: float = 300.0
     overflow_in_stream: str | None = None
     stops_at_window: bool = False
-    cache_minimum: int = 0
     ledger_bytes: int = 256 * 1024 * 1024
 
     def window_of(self, model: str) -> int:
@@ -122,7 +116,8 @@ class SimulatorSettings:
 
     @property
     def keeps(self) -> bool:
-        return self.dialect in {Dialect.OPENAI, Dialect.ANTHROPIC} if self.stateful is None else self.stateful
+        """Whether answers, items and threads are kept for later requests, as the dialect's servers do."""
+        return self.dialect in {Dialect.OPENAI, Dialect.ANTHROPIC}
 
 
 NOT_JSON = (
@@ -268,7 +263,7 @@ class Model:
     def __init__(self, settings: SimulatorSettings, *, count: Count) -> None:
         self.settings = settings
         self.counter = PromptCounter(count)
-        self.cache = PrefixCache(minimum=settings.cache_minimum)
+        self.cache = PrefixCache()
         self._met: Counter[str] = Counter()
         self._serial = 0
 

@@ -180,9 +180,8 @@ def overflows(prompt: CountedPrompt, *, window: int, asked: int | None) -> bool:
 
 
 class PrefixCache:
-    def __init__(self, *, entries: int = 100_000, minimum: int = 0) -> None:
+    def __init__(self, *, entries: int = 100_000) -> None:
         self._entries = entries
-        self._minimum = minimum
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def cached_tokens(self, prompt: CountedPrompt, *, credential: str, model: str) -> int:
@@ -191,7 +190,7 @@ class PrefixCache:
             if key not in self._seen:
                 break
             tokens += size
-        return tokens if tokens >= self._minimum else 0
+        return tokens
 
     def remember(self, prompt: CountedPrompt, *, credential: str, model: str) -> None:
         for key in _chain(prompt, credential, model):
