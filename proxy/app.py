@@ -46,6 +46,7 @@ from proxy.exchange.run import answering
 from proxy.features import (
     activity,
     audit,
+    budgets,
     checkpoints,
     health_routes,
     inspect,
@@ -54,7 +55,7 @@ from proxy.features import (
     usage,
 )
 from proxy.features.activity import store_growth
-from proxy.features.alerts import BUDGET_ALERTS, Alerts, notice_of_budget
+from proxy.features.alerts import Alerts
 from proxy.features.feature import Features
 from proxy.features.health import HealthBook
 from proxy.features.held_history import AnswerBook
@@ -103,6 +104,7 @@ ROUTES = (
     *admin.ROUTES,
     *activity.ROUTES,
     *audit.ROUTES,
+    *budgets.ROUTES,
     *checkpoints.ROUTES,
     *health_routes.ROUTES,
     *inspect.ROUTES,
@@ -388,7 +390,7 @@ async def _assemble(
         budgets=Budgets(
             store,
             clock=planner.clock,
-            notify=lambda notice: alerts.emit(notice_of_budget(notice)),
+            notify=lambda notice: alerts.emit(budgets.notice_of_budget(notice)),
             refused=lambda use: metrics.budget_refusals.labels(*use.labels).inc(),
         ),
     )
@@ -429,7 +431,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
             counter.labels(value)
     for rule in RULES:
         metrics.alerts.labels(rule.level, rule.category, rule.kind)
-    for kind, level in BUDGET_ALERTS.items():
+    for kind, level in budgets.BUDGET_ALERTS.items():
         metrics.alerts.labels(level, "notice", kind)
 
 

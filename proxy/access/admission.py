@@ -319,9 +319,9 @@ class Admission:
         self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
         self._bytes = limits.bytes_in_flight
         self._bytes_of_one = limits.bytes_in_flight_per_key or max(1, limits.bytes_in_flight // 2)
-        self._inside: dict[str, _Inside] = {}
+        self._usage: dict[str, _Usage] = {}
         self.held = self.passed = self._requests = 0
-        self._waiting: deque[tuple[Stay, int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[Slot, int, asyncio.Future[None]]] = deque()
         self.shared: SharedLimits | None = None
 
     def share(self, store: Store) -> None:
@@ -330,14 +330,14 @@ class Admission:
 
     def open_of(self, key: str) -> int:
         """How many requests of a key are open here."""
-        inside = self._inside.get(key)
-        return 0 if inside is None else inside.requests
+        usage = self._usage.get(key)
+        return 0 if usage is None else usage.requests
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def enter(self, caller: Caller) -> "Stay":
+    def enter(self, caller: Caller) -> "Slot":
         if self._requests >= self._all:
             raise Busy(
                 "Weir has as many requests open as it may have (limits.concurrency). Please try"
@@ -345,20 +345,20 @@ class Admission:
             )
         key = caller.name or caller.tenant
         team = caller.team_rules
-        inside = self._inside.get(key) or _Inside()
-        if inside.requests >= (caller.concurrency or self._most):
+        usage = self._usage.get(key) or _Usage()
+        if usage.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
-            text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
+            text = f"This key has {usage.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
         began: Sequence[tuple[str, float]] = ()
         if caller.requests_per_minute is not None or team is not None:
             began = self._begin(_requests(caller))
-        self._inside[key] = inside
-        inside.requests += 1
+        self._usage[key] = usage
+        usage.requests += 1
         self._requests += 1
-        return Stay(self, key, inside, began=began)
+        return Slot(self, key, usage, began=began)
 
-    async def share_limits(self, stay: "Stay", caller: Caller) -> None:
+    async def share_limits(self, slot: "Slot", caller: Caller) -> None:
         """Nothing, or RateLimited where all processes together have as many of the key's requests,
         or of its team's, as they may have.
         """
@@ -368,21 +368,21 @@ class Admission:
             return
         refused = None
         if rate is not None or most is not None:
-            refused = await self.shared.enter(stay.key, rate=rate, most=most)
+            refused = await self.shared.enter(slot.key, rate=rate, most=most)
         if refused is not None:
-            self.forget(stay)
+            self.forget(slot)
             if refused.refused is Refusal.RATE:
-                raise _too_much(_Rate(stay.key, "This key", "requests", rate or 0), refused.seconds)
+                raise _too_much(_Rate(slot.key, "This key", "requests", rate or 0), refused.seconds)
             text = (
                 f"This key has {most} requests open in all processes, as many as it may have (its"
                 " concurrency)."
             )
             raise RateLimited(f"{text} Please try again.")
         for each in _requests(caller):
-            if each.name != stay.key:
-                await self._share(stay, each)
+            if each.name != slot.key:
+                await self._share(slot, each)
 
-    async def take_tokens(self, stay: "Stay", caller: Caller, tokens: int) -> None:
+    async def take_tokens(self, slot: "Slot", caller: Caller, tokens: int) -> None:
         """Count what a request may take in this minute, where its key or team has a rate of it.
 
         Raises RateLimited where they have used that up.
@@ -390,15 +390,15 @@ class Admission:
         rates = _tokens(caller)
         self._begin(rates, tokens)
         for each in rates if self.shared is not None else ():
-            await self._share(stay, each, tokens)
+            await self._share(slot, each, tokens)
 
-    async def _share(self, stay: "Stay", rate: "_Rate", count: int = 1) -> None:
+    async def _share(self, slot: "Slot", rate: "_Rate", count: int = 1) -> None:
         """Nothing, or RateLimited where all processes together have used up a rate."""
         if self.shared is None:
             return
         refused = await self.shared.enter(rate.name, rate=rate.most, most=None, count=count)
         if refused is not None:
-            self.forget(stay)
+            self.forget(slot)
             raise _too_much(rate, refused.seconds)
 
     def _begin(self, rates: Sequence["_Rate"], count: int = 1) -> list[tuple[str, float]]:
@@ -414,50 +414,50 @@ class Admission:
             self._minutes[rate.name].add(now, count)
         return [(rate.name, now) for rate in rates]
 
-    def forget(self, stay: "Stay") -> None:
+    def forget(self, slot: "Slot") -> None:
         """Let a request that was not allowed count for nothing within its minute."""
-        for name, at in stay.began:
+        for name, at in slot.began:
             self._minutes[name].remove(at)
-        stay.began = ()
+        slot.began = ()
 
-    def leave(self, stay: "Stay") -> None:
-        stay.inside.requests -= 1
+    def leave(self, slot: "Slot") -> None:
+        slot.usage.requests -= 1
         self._requests -= 1
-        stay.inside.held -= stay.held
-        self.held -= stay.held
-        stay.held = 0
-        if not stay.inside.requests:
-            self._inside.pop(stay.key, None)
+        slot.usage.held -= slot.held
+        self.held -= slot.held
+        slot.held = 0
+        if not slot.usage.requests:
+            self._usage.pop(slot.key, None)
         if self.shared is not None:
-            self.shared.left(stay.key)
+            self.shared.left(slot.key)
         for other, size, turn in tuple(self._waiting):
             if not turn.done() and self.take(other, size):
                 turn.set_result(None)
 
-    def take(self, stay: "Stay", size: int) -> bool:
+    def take(self, slot: "Slot", size: int) -> bool:
         """What is alone always has room, it has limits of its own."""
-        inside = stay.inside
-        if inside.held + size > self._bytes_of_one and inside.held > stay.held:
+        usage = slot.usage
+        if usage.held + size > self._bytes_of_one and usage.held > slot.held:
             return False
-        if self.held + size > self._bytes and self.held > stay.held:
+        if self.held + size > self._bytes and self.held > slot.held:
             return False
-        stay.held += size
-        inside.held += size
+        slot.held += size
+        usage.held += size
         self.held += size
         self.passed += size
         return True
 
-    async def wait(self, stay: "Stay", size: int) -> None:
-        waiting = (stay, size, asyncio.get_running_loop().create_future())
+    async def wait(self, slot: "Slot", size: int) -> None:
+        waiting = (slot, size, asyncio.get_running_loop().create_future())
         begun = self._clock()
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout(PATIENCE):
                 await waiting[2]
         except TimeoutError:
-            if stay.inside.held + size > self._bytes_of_one:
+            if slot.usage.held + size > self._bytes_of_one:
                 text = (
-                    f"The requests of this key that are being answered hold {stay.inside.held}"
+                    f"The requests of this key that are being answered hold {slot.usage.held}"
                     " bytes, and this one "
                 )
                 text += (
@@ -467,7 +467,7 @@ class Admission:
                 raise RateLimited(text, retry_after=math.ceil(PATIENCE)) from None
             raise Busy.after(PATIENCE) from None
         finally:
-            stay.waited += self._clock() - begun
+            slot.waited += self._clock() - begun
             self._waiting.remove(waiting)
 
 
@@ -549,16 +549,16 @@ class _Minute:
 
 
 @dataclass(slots=True)
-class _Inside:
+class _Usage:
     requests: int = 0
     held: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Stay:
+class Slot:
     admission: Admission
     key: str
-    inside: _Inside
+    usage: _Usage
     held: int = 0
     waited: float = 0.0
     began: Sequence[tuple[str, float]] = ()

@@ -20,7 +20,8 @@ from proxy.dashboard.pages import attachment
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
 from proxy.features.activity import store_growth
-from proxy.features.usage import as_csv, beside_cost, budgets, usage_page
+from proxy.features.budgets import list_budgets
+from proxy.features.usage import as_csv, beside_cost, usage_page
 from proxy.http import admin
 from proxy.http.probes import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
@@ -186,7 +187,7 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
         ),
         "policies": list(visit.runtime.config.policies),
         "permissions": admin.PERMISSIONS,
-        "budgets": (await budgets(visit.api_request(query={}, rows=MAX_ROWS)))["data"],
+        "budgets": (await list_budgets(visit.api_request(query={}, rows=MAX_ROWS)))["data"],
         "teams": list(visit.runtime.config.teams),
         "is_open": visit.runtime.keyring.is_open,
         "made": None,

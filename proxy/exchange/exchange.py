@@ -11,7 +11,7 @@ import msgspec
 from policies.ledger import TokenUsage
 from policies.pressure import read_pressure
 from policies.settings import ContextSettings
-from proxy.access.admission import Stay
+from proxy.access.admission import Slot
 from proxy.access.budgets import BudgetUse
 from proxy.access.destination import CHAT, Caller, Destination, Route
 from proxy.conversation.thread import name_from
@@ -97,7 +97,7 @@ class Exchange(msgspec.Struct):
     listener: Listener | None = None
     degraded: list[str] = msgspec.field(default_factory=list)
     compacted: bool = False
-    stay: Stay | None = None
+    slot: Slot | None = None
     budget: BudgetUse | None = None
     reserved: bool = False
     fallback: bool = False

@@ -18,12 +18,12 @@ async def reserve(
     Raises BudgetExceeded or RateLimited where there is not enough left.
     """
     caller = request.destination.caller
-    if exchange.reserved or exchange.stay is None or not caller.is_counted:
+    if exchange.reserved or exchange.slot is None or not caller.is_counted:
         return
     took, dollars = _estimate(runtime, request, recognized)
     tokens = (took.prompt or 0) + (took.completion or 0)
     exchange.reserved = True
-    await runtime.admission.take_tokens(exchange.stay, caller, tokens)
+    await runtime.admission.take_tokens(exchange.slot, caller, tokens)
     if not caller.has_budget:
         return
     if dollars is None and caller.counts_dollars:

@@ -124,16 +124,16 @@ class ExchangeHandler:
             shutdown.callbacks.add(self._stop)
         try:
             exchange.caller = caller = self.admit(exchange.headers)
-            with runtime.admission.enter(caller) as stay:
-                exchange.stay = stay
+            with runtime.admission.enter(caller) as slot:
+                exchange.slot = slot
                 if runtime.admission.shared is not None:
-                    await runtime.admission.share_limits(stay, caller)
+                    await runtime.admission.share_limits(slot, caller)
                 limit = runtime.config.limits.body
                 body, exchange.headers = await read_plain(
-                    self.receive, exchange.headers, limit=limit, hold=stay.hold
+                    self.receive, exchange.headers, limit=limit, hold=slot.hold
                 )
-                if stay.waited:
-                    exchange.since = time.monotonic() - stay.waited
+                if slot.waited:
+                    exchange.since = time.monotonic() - slot.waited
                 if exchange.trace.recorded:
                     exchange.trace.root.since(exchange.trace.root.started, "receive")
                 self.task = asyncio.current_task()

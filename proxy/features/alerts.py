@@ -15,15 +15,14 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
 
-from policies.health import HealthAlert, Level
-from proxy.access.budgets import BudgetNotice, said_amount
+from policies.health import HealthAlert
 from proxy.access.destination import TENANT_SHOWN
 from proxy.config.values import AlertSettings, Config, Timeouts, UpstreamSettings
 from proxy.errors import ProxyError
@@ -78,49 +77,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return json.dumps(
             {"type": "weir.alert", "id": self.id, "at": alert.at, "data": data}
         ).encode()
-
-
-BUDGET_ALERTS: Mapping[str, Level] = {
-    "budget_nearly_used": "warning",
-    "budget_used_up": "warning",
-    "budget_refuses": "critical",
-}
-"""The alerts about budgets with their levels: 80 % is used, all of a soft one is, all of a hard one
-is.
-"""
-
-
-def notice_of_budget(notice: BudgetNotice) -> Notice:
-    """What is said of a budget that is used up, or nearly."""
-    use = notice.use
-    limit = said_amount(use.unit, use.limit)
-    used = said_amount(use.unit, use.used)
-    if notice.share < 1:
-        kind = "budget_nearly_used"
-        said = "is nearly used up"
-    elif use.hard:
-        kind = "budget_refuses"
-        said = "is used up, and requests are refused until it resets"
-    else:
-        kind = "budget_used_up"
-        said = "is used up, and requests go on"
-    text = f"The budget of the {use.scope} {use.label}, {limit} a {use.period}, {said} ({used})."
-    return Notice(
-        alert=HealthAlert(
-            kind=kind,
-            level=BUDGET_ALERTS[kind],
-            category="notice",
-            at=notice.at,
-            value=use.used,
-            limit=notice.share * use.limit,
-            said=text,
-        ),
-        tenant=notice.tenant,
-        conversation="",
-        policy="",
-        request=notice.request,
-        about=f"_{use.scope}_{use.period}_{use.unit}",
-    )
 
 
 @dataclass(slots=True)

@@ -7,15 +7,12 @@ from typing import get_args
 
 from starlette.responses import Response
 
-from proxy.access.budgets import BudgetUse
 from proxy.access.destination import TENANT_SHOWN
 from proxy.http.request import (
     DOLLAR_DIGITS,
-    MAX_ROWS,
     Json,
     ManagementRequest,
     page_from,
-    page_of_whole,
 )
 from proxy.http.routes import PAGED, ManagementRoute
 from proxy.store.records import UsageRow
@@ -123,40 +120,4 @@ def _cell(value: object) -> object:
     return f"'{value}" if is_formula else value
 
 
-async def budgets(request: ManagementRequest) -> Json:
-    """What is used of each budget in its present period, and what requests in flight have reserved.
-
-    The operator sees those of all teams and keys, a caller its own and its team's.
-    """
-    wanted = (request.limit(), request.after(str, str, str, str))
-    runtime = request.runtime
-    caller = request.caller
-    if request.tenant is None:
-        uses = await runtime.budgets.look_up(runtime.keyring.callers, runtime.config.teams)
-    else:
-        own = [] if caller is None else [caller]
-        teams = {each.team: each.team_rules for each in own if each.team_rules is not None}
-        uses = await runtime.budgets.look_up(own, teams)
-    return page_of_whole(uses, wanted, budget_of, lambda use: use.labels)
-
-
-def budget_of(use: BudgetUse) -> Json:
-    """One budget in one unit, tokens or US dollars."""
-    digits = 0 if use.unit == "tokens" else DOLLAR_DIGITS
-    return {
-        "of": use.scope,
-        "name": use.label,
-        "period": use.period,
-        "unit": use.unit,
-        "limit": round(use.limit, digits),
-        "used": round(use.used, digits),
-        "reserved": round(use.reserved, digits),
-        "resets": use.resets,
-        "hard": use.hard,
-    }
-
-
-ROUTES = (
-    ManagementRoute("GET", "usage", usage_by, ("since", "by", "format", *PAGED)),
-    ManagementRoute("GET", "budgets", budgets, PAGED, rows=MAX_ROWS),
-)
+ROUTES = (ManagementRoute("GET", "usage", usage_by, ("since", "by", "format", *PAGED)),)

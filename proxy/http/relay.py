@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from proxy.access.admission import Stay, admitted, without_grants
+from proxy.access.admission import Slot, admitted, without_grants
 from proxy.access.budgets import BYTES_A_TOKEN, BudgetUse
 from proxy.access.destination import (
     Caller,
@@ -98,7 +98,7 @@ class RelayedRequest:
     headers: Headers = ()
     remembers: bool = False
     lists: bool = False
-    stay: Stay | None = None
+    slot: Slot | None = None
     budget: BudgetUse | None = None
     reserved: bool = False
     degraded: bool = False
@@ -140,10 +140,10 @@ class RelayedRequest:
         admit(caller, route)
         if self.scope["method"] == "DELETE" and (answer := _ANSWER.fullmatch(route.path)):
             await runtime.answers.forget_answer(caller.tenant, unquote(answer[1]))
-        with runtime.admission.enter(caller) as stay:
-            self.stay = stay
+        with runtime.admission.enter(caller) as slot:
+            self.slot = slot
             if runtime.admission.shared is not None:
-                await runtime.admission.share_limits(stay, caller)
+                await runtime.admission.share_limits(slot, caller)
             length = declared_length(headers)
             has_body = bool(length) or any(name == b"transfer-encoding" for name, _ in headers)
             decides = is_decided_by_model(config, caller, route)
@@ -162,7 +162,7 @@ class RelayedRequest:
             # what nobody has to read here goes on as it came
             take = read_plain if decides or judged else _read_as_it_came
             read, self.headers = await take(
-                self.receive, headers, limit=config.limits.body, hold=stay.hold
+                self.receive, headers, limit=config.limits.body, hold=slot.hold
             )
             headers = self.headers
             body = read if has_body else None
@@ -184,13 +184,13 @@ class RelayedRequest:
 
         Raises BudgetExceeded or RateLimited where there is not enough left.
         """
-        if not caller.is_counted or self.scope["method"] != "POST" or self.stay is None:
+        if not caller.is_counted or self.scope["method"] != "POST" or self.slot is None:
             return
         runtime = self.runtime
         self.reserved = True
         names_model = self.route.kind == "model" and not is_form(self.headers)
         tokens = size // BYTES_A_TOKEN if names_model else 0
-        await runtime.admission.take_tokens(self.stay, caller, tokens)
+        await runtime.admission.take_tokens(self.slot, caller, tokens)
         if not caller.has_budget:
             return
         self.budget, refusal = await runtime.budgets.reserve(

@@ -128,7 +128,7 @@ async def test_bytes_wait_for_room_and_are_refused_where_none_comes(monkeypatch:
     admission.leave(two)
     await last.hold(1_000), "what is alone has room"
     admission.leave(last)
-    assert not vars(admission)["_inside"]
+    assert not vars(admission)["_usage"]
     assert admission.held == 0
 
 

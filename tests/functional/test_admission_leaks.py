@@ -100,9 +100,9 @@ async def test_requests_left_at_any_moment_leave_nothing_counted(
             assert most > 600 * 1024, "there was a flood"
             assert most <= 1024 * 1024
             async with asyncio.timeout(20):
-                while admission._inside or value("http_server_active_requests"):
+                while admission._usage or value("http_server_active_requests"):
                     await asyncio.sleep(0.01)
-            assert (admission.held, admission._inside, len(admission._waiting)) == (0, {}, 0)
+            assert (admission.held, admission._usage, len(admission._waiting)) == (0, {}, 0)
             assert value("http_server_active_requests") == value("weir_streams_active") == 0
             upstream.say = lambda _: whole(completion("ok"))
             answer = await target.client("key-of-one").embeddings.create(
