@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.retention import default_data
 from policies.quality.prices import PROVIDERS, TokenPrices
 from policies.settings import ContextSettings
-from proxy.replay.play import Tally, replay
-from proxy.replay.scenarios import Conditions, store_in_memory
-from proxy.replay.script import Fact, Recording, Script, read_recordings, recording_of
+from proxy.features.replay.play import Tally, replay
+from proxy.features.replay.scenarios import Conditions, store_in_memory
+from proxy.features.replay.script import Fact, Recording, Script, read_recordings, recording_of
 from proxy.wire.counting import TextCounter, Tokenizer
 
 PRICES = PROVIDERS["anthropic"]

@@ -29,8 +29,8 @@ from policies.settings import ContextSettings, Layer
 from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
-from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Retention, Script, judge
+from proxy.features.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.features.replay.script import Retention, Script, judge
 from proxy.server import serve
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.wire.counting import TextCounter, Tokenizer

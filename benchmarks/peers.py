@@ -198,7 +198,7 @@ def talk(client: Any, played: Played, **more: Any) -> Counted:
 async def settled(target: RunningWeir) -> None:
     """Return once everything is written."""
     await target.runtime.preparation.settled()
-    await target.runtime.settler.flush()
+    await target.runtime.write_queue.flush()
 
 
 async def agent_loop(way: Way) -> Played:

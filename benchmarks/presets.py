@@ -19,9 +19,9 @@ from benchmarks.cost import MAX_TOKENS, PRICES, agent_loop, generated, played, r
 from benchmarks.retention import default_data
 from policies.settings import ContextSettings
 from proxy.config.presets import policy_from, preset_documents
-from proxy.replay.play import Tally
-from proxy.replay.scenarios import Conditions
-from proxy.replay.script import Script
+from proxy.features.replay.play import Tally
+from proxy.features.replay.scenarios import Conditions
+from proxy.features.replay.script import Script
 from proxy.wire.counting import TextCounter, Tokenizer
 
 SETS = {

@@ -39,9 +39,15 @@ from proxy.access.admission import credentials_in
 from proxy.app import running
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
-from proxy.exchange.record import ExchangeProgress, record_of
+from proxy.exchange.exchange import Exchange
+from proxy.exchange.metrics import count
+from proxy.exchange.plan import plan_request
+from proxy.exchange.read import read_request
+from proxy.exchange.record import record_of
+from proxy.exchange.row import row_of
 from proxy.exchange.run import ExchangeHandler
-from proxy.exchange.tell import count, end_trace, record_exchange, row_of, write_line
+from proxy.exchange.send import attempts_for
+from proxy.exchange.sinks import end_trace, record_exchange, write_line
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage, Tap
 from proxy.telemetry.logs import QueuedLog
@@ -80,33 +86,33 @@ async def parts(window: int, *, requests: int, otlp: bool, tokenizer: Tokenizer)
     ) as runtime:
         conversation = Conversation(random.Random("watching"))
         for number in range(requests + WARM_UP):
-            progress = await _planned(runtime, conversation.next().data.partition(b"\r\n\r\n")[2])
+            exchange = await _planned(runtime, conversation.next().data.partition(b"\r\n\r\n")[2])
             into = found if number >= WARM_UP else defaultdict(list)
             gc.disable()
             if number % 2:
                 begun = time.perf_counter()
-                record_exchange(runtime, progress)
+                record_exchange(runtime, exchange)
                 into["whole"].append(1e6 * (time.perf_counter() - begun))
             else:
-                _in_parts(runtime, progress, into)
+                _in_parts(runtime, exchange, into)
             gc.enable()
             await runtime.preparation.settled()
     await asyncio.to_thread(telemetry.shutdown)
     return dict(found)
 
 
-async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
+async def _planned(runtime: Runtime, body: bytes) -> Exchange:
     """An exchange that was planned and answered."""
     handler = ExchangeHandler(runtime, {"method": "POST", "headers": HEADERS}, _nothing, _nowhere)
-    progress = handler.progress
-    progress.caller = runtime.keyring.identify(credentials_in(HEADERS))
-    request = await handler.read(body, progress.caller)
-    plan = await handler.plan(request)
-    attempts, _ = handler.attempts_of(request)
-    progress.ready = attempts.called = time.perf_counter()
-    attempts.span = progress.trace.attempt(progress.model, "openai")
-    progress.status = 200
-    progress.seen = Tap(
+    exchange = handler.exchange
+    exchange.caller = runtime.keyring.identify(credentials_in(HEADERS))
+    request = await read_request(runtime, exchange, body, exchange.caller)
+    plan = await plan_request(runtime, exchange, request)
+    attempts = attempts_for(runtime, exchange, request)
+    exchange.ready = attempts.called = time.perf_counter()
+    attempts.span = exchange.trace.attempt(exchange.model, "openai")
+    exchange.status = 200
+    exchange.seen = Tap(
         usage=ReportedUsage(plan.sent, 120, plan.sent // 2),
         finish_reasons=["stop"],
         ends={0: True},
@@ -115,7 +121,7 @@ async def _planned(runtime: Runtime, body: bytes) -> ExchangeProgress:
         said=True,
         done=True,
     )
-    return progress
+    return exchange
 
 
 async def _nothing() -> dict[str, Any]:
@@ -126,7 +132,7 @@ async def _nowhere(message: MutableMapping[str, Any]) -> None:
     del message
 
 
-def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> None:
+def _in_parts(runtime: Runtime, exchange: Exchange, found: Times) -> None:
     """What ``record_exchange`` does, each part timed."""
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -137,16 +143,19 @@ def _in_parts(runtime: Runtime, progress: ExchangeProgress, found: Times) -> Non
 
     record = timed(
         "record, health",
-        lambda: record_of(progress, runtime, ended=time.perf_counter()),
+        lambda: record_of(exchange, runtime, ended=time.perf_counter()),
     )
     timed("trace", lambda: end_trace(record))
     timed("metrics", lambda: count(runtime.telemetry.metrics, record))
     timed("log", lambda: write_line(runtime.logger, record))
-    if record.tokens is not None and progress.plan.recognized is not None:
-        row = timed("row", partial(row_of, record, record.tokens, progress.plan.recognized))
-        timed("queue", partial(runtime.settler.put, row))
-        if progress.asked is not None:
-            timed("preparation", partial(runtime.preparation.after, progress.asked, progress.plan))
+    if record.tokens is not None and exchange.plan.recognized is not None:
+        row = timed("row", partial(row_of, record, record.tokens, exchange.plan.recognized))
+        timed("queue", partial(runtime.write_queue.put, row))
+        if exchange.plan_request is not None:
+            timed(
+                "preparation",
+                partial(runtime.preparation.after, exchange.plan_request, exchange.plan),
+            )
 
 
 def overhead(*, connections: int, requests: int) -> dict[str, Any]:

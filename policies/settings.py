@@ -222,7 +222,8 @@ class ContextSettings:
     input limit or W. ``designed_for`` is the window that amounts were chosen for; they are scaled
     to others. ``margin`` holds until the estimate is calibrated. ``cold_at`` (a share of the
     trigger) runs a batch early once the provider's cache is cold, ``CACHE_TTL`` seconds after the
-    last request. ``summarizer`` may be ``same``; None asks no model.
+    last request. ``summarizer`` may be ``same``; None asks no model. ``fallback`` is the model that
+    answers what does not fit, None for a refusal.
     """
 
     name: str = field(default="balanced", metadata={"validation_alias": ""})
@@ -250,6 +251,7 @@ class ContextSettings:
     image_tokens: int | None = field(default=None, metadata=POSITIVE)
     placeholder: Literal["finding", "marker", "none"] = "finding"
     summarizer: str | None = None
+    fallback: str | None = None
     embeddings: str | None = None
     summaries: Summaries = Summaries()
     checkpoints: Checkpoints = Checkpoints()

@@ -31,26 +31,43 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from policies.health import RULES
 from proxy.access.admission import Admission, Keyring, tenant_source
-from proxy.access.destination import MANAGED
+from proxy.access.budgets import RENEWED_EVERY as RESERVED_EVERY
+from proxy.access.budgets import Budgets
+from proxy.access.destination import MANAGED, route_of
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.loading import WATCH_EVERY, Reload, changes, reloading
 from proxy.config.values import Config, StoreSettings
-from proxy.conversation.answers import AnswerBook
 from proxy.conversation.book import Conversations
-from proxy.custom import Hooks, Plugin
 from proxy.dashboard import Dashboard
 from proxy.effects.summarizer import Summarizer
 from proxy.errors import ContextLengthExceeded, MethodNotAllowed, NotFound, UpgradeRequired
-from proxy.exchange.record import CLIENT_CLOSED
+from proxy.exchange.exchange import CLIENT_CLOSED
 from proxy.exchange.run import answering
-from proxy.http.endpoints import METHODS, Api, Probes
-from proxy.http.mcp import McpServer
-from proxy.http.reports import store_growth
+from proxy.features import (
+    activity,
+    audit,
+    checkpoints,
+    health_routes,
+    inspect,
+    notes,
+    removed,
+    usage,
+)
+from proxy.features.activity import store_growth
+from proxy.features.alerts import BUDGET_ALERTS, Alerts, notice_of_budget
+from proxy.features.feature import Features
+from proxy.features.health import HealthBook
+from proxy.features.held_history import AnswerBook
+from proxy.features.mcp import McpServer
+from proxy.features.plugins import Plugin, Plugins
+from proxy.http import admin, conversations
+from proxy.http.models import answer_models
+from proxy.http.probes import Probes
+from proxy.http.relay import OTHER_ROUTE, relay_untouched
 from proxy.http.request import JSON, NOT_KEPT, PROBLEMS, Counted, as_error, problem_of
-from proxy.http.routes import PREFIX, Management
+from proxy.http.routes import OPENAPI, PREFIX, Management
 from proxy.models.facts import ModelRegistry, Probe
 from proxy.models.limits import TOKENS, LearnedLimits, ModelLimitsResolver
-from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.planning.workers import Workers, processes_for_plans
@@ -81,6 +98,22 @@ MEASURED_EVERY = 60.0
 IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
 
 
+ROUTES = (
+    *conversations.ROUTES,
+    *admin.ROUTES,
+    *activity.ROUTES,
+    *audit.ROUTES,
+    *checkpoints.ROUTES,
+    *health_routes.ROUTES,
+    *inspect.ROUTES,
+    *notes.ROUTES,
+    *removed.ROUTES,
+    *usage.ROUTES,
+    OPENAPI,
+)
+"""Every route of the management API."""
+
+
 def routes(runtime: Runtime) -> list[BaseRoute]:
     """Every path of Weir, as it is spelled in the request; the pages' own are in
     ``proxy.dashboard.site``.
@@ -101,7 +134,7 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
         Route("/weir/ui", dashboard, middleware=own),
         Mount("/weir/ui", dashboard, middleware=own),
         Route("/weir/mcp", mcp, middleware=own),
-        Mount("/weir", routes=Management(runtime).routes(), middleware=kept_by_nobody),
+        Mount("/weir", routes=Management(runtime, ROUTES).routes(), middleware=kept_by_nobody),
         Route("/", there, methods=["HEAD"]),
     ]
 
@@ -216,7 +249,7 @@ def create_app(
 ) -> App:
     """Weir as an ASGI application.
 
-    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are told of every
+    ``reload`` reads the configuration anew; it is called on SIGHUP. ``hooks`` are called for every
     managed request.
     """
     start = partial(
@@ -234,7 +267,7 @@ async def running(
     providers: Mapping[str, LitellmProvider] | None = None,
     hooks: Sequence[Plugin] = (),
 ) -> AsyncIterator[Runtime]:
-    calls = Hooks(hooks)
+    plugins = [Plugins(hooks)] if hooks else []
     store = await _open_store(config, telemetry.metrics)
     runtime = await _assemble(
         config,
@@ -242,11 +275,11 @@ async def running(
         telemetry=telemetry,
         tokenizer=tokenizer or Tokenizer(estimators=installed_estimators()),
         providers=providers or {},
+        plugins=plugins,
     )
     runtime.take_policies(await store.policies())
-    runtime.hooks = calls
-    calls.start()
-    runtime.settler.start()
+    runtime.features.start()
+    runtime.write_queue.start()
     tending = asyncio.create_task(_tend(runtime), name="weir-tend")
     lagging = asyncio.create_task(watch_loop(telemetry.metrics), name="weir-loop")
     try:
@@ -255,15 +288,14 @@ async def running(
         tending.cancel()
         lagging.cancel()
         await asyncio.gather(tending, lagging, return_exceptions=True)
-        await runtime.hooks.close()
         await runtime.preparation.close()
         await runtime.planner.workers.close()
         await runtime.summarizer.close()
         await runtime.custom.close()
-        await runtime.alerts.close()
+        await runtime.features.close()
         await runtime.upstreams.close()
-        await runtime.settler.close()
-        await runtime.windows.save()
+        await runtime.write_queue.close()
+        await runtime.limits_resolver.save()
         if runtime.admission.shared is not None:
             await runtime.admission.shared.settle()
         await store.close()
@@ -291,6 +323,7 @@ async def _assemble(
     telemetry: Telemetry,
     tokenizer: Tokenizer,
     providers: Mapping[str, LitellmProvider],
+    plugins: Sequence[Plugins],
 ) -> Runtime:
     secret = await store.secret()
     instance = blake2b(secret, digest_size=6, person=b"weir-via").hexdigest()
@@ -302,25 +335,26 @@ async def _assemble(
     await tokenizer.counter("o200k_base").load()
     metrics = telemetry.metrics
     alerts = Alerts(client, config.telemetry.alerts, metrics)
-    told = {"stored": alerts.tell_stored} if store.shared else {}
-    settler = WriteBehindQueue(
-        store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **told
+    callbacks = {"stored": alerts.emit_stored} if store.shared else {}
+    write_queue = WriteBehindQueue(
+        store, degraded=lambda reason: metrics.degraded.labels(reason).inc(), **callbacks
     )
     learned = LearnedLimits(await store.limits())
-    windows = ModelLimitsResolver(
+    limits_resolver = ModelLimitsResolver(
         registry, learned, Probe(), upstreams.get, clock=time.time, write=store.learn
     )
-    windows.follow(await store.calibrations())
+    limits_resolver.follow(await store.calibrations())
     conversations = Conversations(store)
-    settler.overtaken = conversations.distrust if store.shared else settler.overtaken
+    write_queue.overtaken = conversations.distrust if store.shared else write_queue.overtaken
     planner = Planner(
         transcripts=Transcripts(most=config.limits.messages, depth=config.limits.depth),
         conversations=conversations,
         store=store,
-        settler=settler,
+        write_queue=write_queue,
         saved=lambda reason: metrics.checkpoints.labels(reason).inc(),
         workers=Workers(processes_for_plans()),
     )
+    answers = AnswerBook(store, write_queue)
     health = HealthBook()
     runtime = Runtime(
         config=config,
@@ -330,26 +364,33 @@ async def _assemble(
             secret=secret,
             mode=config.auth.mode,
             tenant=tenant_source(config.auth, config.listen),
+            teams=config.teams,
         ),
         secret=secret,
         registry=registry,
-        windows=windows,
+        limits_resolver=limits_resolver,
         tokenizer=tokenizer,
         planner=planner,
         preparation=_preparation(
-            planner, told=lambda result: metrics.preparations.labels(result).inc()
+            planner, happened=lambda result: metrics.preparations.labels(result).inc()
         ),
         health=health,
         summarizer=Summarizer(store=store),
         upstreams=upstreams,
         store=store,
-        settler=settler,
-        answers=AnswerBook(store, settler),
-        provider_ids=ProviderIds(store, settler, clock=planner.clock),
+        write_queue=write_queue,
+        answers=answers,
+        provider_ids=ProviderIds(store, write_queue, clock=planner.clock),
         telemetry=telemetry,
-        alerts=alerts,
+        features=Features([alerts, answers, health, *plugins]),
         instance=instance,
         admission=Admission(config.limits),
+        budgets=Budgets(
+            store,
+            clock=planner.clock,
+            notify=lambda notice: alerts.emit(notice_of_budget(notice)),
+            refused=lambda use: metrics.budget_refusals.labels(*use.labels).inc(),
+        ),
     )
     if store.shared:
         runtime.admission.share(store)
@@ -357,14 +398,14 @@ async def _assemble(
     return runtime
 
 
-def _preparation(planner: Planner, told: Callable[[str], None]) -> Preparation:
+def _preparation(planner: Planner, happened: Callable[[str], None]) -> Preparation:
     return Preparation(
         store=planner.store,
-        settler=planner.settler,
+        write_queue=planner.write_queue,
         workers=planner.workers,
         readings=planner.readings,
         save=planner.save,
-        happened=told,
+        happened=happened,
         clock=planner.clock,
     )
 
@@ -378,7 +419,7 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
             metrics.requests.labels(outcome, policy)
     begun = {
         metrics.retries: ("overflow", "tools_refused"),
-        metrics.degraded: ("store", "plan", "resume"),
+        metrics.degraded: ("store", "plan", "resume", "budget", "price"),
         metrics.summarizer_calls: ("ok", "kept", "shared", "timeout"),
         metrics.preparations: ("prepared", "used", "wasted"),
         metrics.alerts_undelivered: ("dropped", "failed"),
@@ -388,14 +429,17 @@ def _begin_counting(metrics: Metrics, config: Config) -> None:
             counter.labels(value)
     for rule in RULES:
         metrics.alerts.labels(rule.level, rule.category, rule.kind)
+    for kind, level in BUDGET_ALERTS.items():
+        metrics.alerts.labels(level, "notice", kind)
 
 
 def _watch(runtime: Runtime) -> None:
     loop = asyncio.get_running_loop()
     metrics = runtime.telemetry.metrics
-    metrics.unauthorised.watch(lambda: dict(runtime.guesses.counted))
+    metrics.unauthorised.watch(lambda: dict(runtime.auth_throttle.counted))
     metrics.health.watch(runtime.health.read)
-    metrics.store_waiting.watch(runtime.settler.waiting)
+    metrics.budget_used.watch(runtime.budgets.ratios)
+    metrics.store_waiting.watch(runtime.write_queue.waiting)
     metrics.store_size.watch(lambda: {(): runtime.sizes[-1][1]} if runtime.sizes else {})
     metrics.store_growth.watch(partial(_growth, runtime))
     metrics.tasks.watch(lambda: {(): len(asyncio.all_tasks(loop))})
@@ -404,7 +448,7 @@ def _watch(runtime: Runtime) -> None:
     metrics.connections.watch(partial(_connections, runtime))
     keep_little()
     metrics.windows_learned.watch(
-        lambda: {(): sum(row.kind == TOKENS for row in runtime.windows.learned())}
+        lambda: {(): sum(row.kind == TOKENS for row in runtime.limits_resolver.learned())}
     )
     _begin_counting(metrics, runtime.config)
 
@@ -445,6 +489,7 @@ async def _tend(runtime: Runtime) -> None:
     pruned = -DAY
     followed = time.monotonic()
     renewed = time.monotonic()
+    reserved = time.monotonic()
     while True:
         await asyncio.sleep(KEYS_EVERY)
         # bytes of bodies since it was given back
@@ -459,13 +504,16 @@ async def _tend(runtime: Runtime) -> None:
             if shared is not None and time.monotonic() - renewed >= RENEWED_EVERY:
                 renewed = time.monotonic()
                 await shared.renew()
+            if time.monotonic() - reserved >= RESERVED_EVERY:
+                reserved = time.monotonic()
+                await runtime.budgets.renew()
             runtime.take_keys(await store.list_keys())
             runtime.take_policies(await store.policies())
             _begin_counting(runtime.telemetry.metrics, runtime.config)
-            await runtime.windows.save()
+            await runtime.limits_resolver.save()
             if store.shared and time.monotonic() - followed >= FOLLOWED_EVERY:
                 followed = time.monotonic()
-                runtime.windows.follow(await store.calibrations(), await store.limits())
+                runtime.limits_resolver.follow(await store.calibrations(), await store.limits())
             if time.monotonic() - sized >= SIZE_KEPT_EVERY:
                 sized = time.monotonic()
                 await store.keep_size(clock())
@@ -519,3 +567,29 @@ def _reload(runtime: Runtime, read: Callable[[], Config]) -> Reload:
             log.warning("what changed with the configuration could not be audited: %s", error)
 
     return Reload(current=lambda: runtime.config, read=read, adopt=adopt, every=WATCH_EVERY)
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Api:
+    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+
+    def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
+        self._runtime = runtime
+        self._managed = managed
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        runtime = self._runtime
+        method = scope["method"]
+        route = route_of(method, scope["path"])
+        if route is None:
+            raise NotFound(f"There is nothing at {scope['path'][:200]}: the API is under /v1.")
+        if route.kind in ("managed", "counted"):
+            await self._managed(runtime, scope, receive, send, route)
+            return
+        answers = answer_models if route.kind == "models" else relay_untouched
+        answer = partial(answers, runtime, route=route)
+        await Counted(answer, metrics=runtime.telemetry.metrics, route=OTHER_ROUTE)(
+            scope, receive, send
+        )

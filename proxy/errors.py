@@ -148,6 +148,16 @@ class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requ
         self.retry_after = retry_after
 
 
+class BudgetExceeded(
+    RateLimited, code="insufficient_quota", kind="insufficient_quota"
+):  # OpenAI's words, after which clients do not ask again
+    """A hard budget of a key or a team is used up."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        # the SDKs of OpenAI and Anthropic ask twice again otherwise
+        return [*super().headers(), (b"x-should-retry", b"false")]
+
+
 class Busy(RateLimited, status=503):
     """Too much of all keys at once."""
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from cachetools import TTLCache
 
 from policies.settings import ContextSettings, Mode
-from proxy.access.admission import Admission, Guesses, Keyring, tenant_source
+from proxy.access.admission import Admission, AuthThrottle, Keyring, tenant_source
+from proxy.access.budgets import Budgets
 from proxy.access.provider_ids import ProviderIds
 from proxy.config.file import ConfigError
 from proxy.config.presets import SetPolicy, read_policy, with_set_policies
 from proxy.config.values import Config
-from proxy.conversation.answers import AnswerBook
-from proxy.custom import CustomFunctions, Hooks
 from proxy.effects.summarizer import Summarizer
+from proxy.features.custom import CustomFunctions
+from proxy.features.feature import Features
+from proxy.features.health import HealthBook
+from proxy.features.held_history import AnswerBook
 from proxy.models.facts import ModelRegistry
 from proxy.models.limits import ModelLimitsResolver
-from proxy.monitor import Alerts, HealthBook
 from proxy.planning.planner import Planner
 from proxy.planning.preparation import Preparation
 from proxy.store import Store, WriteBehindQueue
@@ -39,24 +41,24 @@ class Runtime:
     keyring: Keyring
     secret: bytes = field(repr=False)
     registry: ModelRegistry
-    windows: ModelLimitsResolver
+    limits_resolver: ModelLimitsResolver
     tokenizer: Tokenizer
     planner: Planner
     preparation: Preparation
     summarizer: Summarizer
     upstreams: Upstreams
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     answers: AnswerBook
     provider_ids: ProviderIds
     telemetry: Telemetry
-    alerts: Alerts
     instance: str
     admission: Admission
-    guesses: Guesses = field(default_factory=Guesses)
+    budgets: Budgets
+    auth_throttle: AuthThrottle = field(default_factory=AuthThrottle)
     health: HealthBook = field(default_factory=HealthBook)
     custom: CustomFunctions = field(default_factory=CustomFunctions)
-    hooks: Hooks = field(default_factory=Hooks)
+    features: Features = field(default_factory=Features)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
@@ -68,7 +70,7 @@ class Runtime:
         self.config = with_set_policies(config, self.set_policies.values())
         self.policies.clear()
         self.registry.rules = config.models
-        self.alerts.settings = config.telemetry.alerts
+        self.features.adopt(config)
 
     def set_policy(self, policy: SetPolicy) -> None:
         self.set_policies[policy.name] = policy
@@ -80,7 +82,12 @@ class Runtime:
         mode = "keys" if config.auth.mode == "auto" and not before.is_open else config.auth.mode
         tenant = tenant_source(config.auth, config.listen)
         fresh = self.keyring = Keyring(
-            config.keys, rows, secret=self.secret, mode=mode, tenant=tenant
+            config.keys,
+            rows,
+            secret=self.secret,
+            mode=mode,
+            tenant=tenant,
+            teams=config.teams,
         )
         if fresh.is_open and not before.is_open:
             self.logger.warning("auth.mode is open: from now on anybody who can connect may call")

@@ -20,7 +20,10 @@ from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.effects.perform import by_shingles
 from proxy.errors import ContextLengthExceeded
+from proxy.exchange.plan import plan_request
+from proxy.exchange.read import read_request
 from proxy.exchange.run import ExchangeHandler
+from proxy.exchange.send import attempts_for
 from proxy.planning.values import Plan
 from proxy.runtime import Runtime
 from proxy.store.records import AnswerRow
@@ -89,22 +92,23 @@ class Forwarding:
             raise AssertionError("nothing is to be received or sent")
 
         handler = ExchangeHandler(self.runtime, scope, never, never, route=MANAGED[self.path])
-        caller = handler._admit(headers)
-        handler.progress.caller = caller
+        caller = handler.admit(headers)
+        exchange = handler.exchange
+        exchange.caller = caller
         if b'"item_reference"' in body:
             await self._record(json.loads(body)["input"], caller.tenant)
-        request = await handler.read(body, caller)
-        if request.asked is not None:
-            request.asked.ask = self._reply
+        request = await read_request(self.runtime, exchange, body, caller)
+        if request.plan_request is not None:
+            request.plan_request.ask = self._reply
         try:
-            plan = await handler.plan(request)
+            plan = await plan_request(self.runtime, exchange, request)
         except ContextLengthExceeded:
             return None
-        sent = handler.attempts_of(request)[0].within_window(plan)
+        sent = attempts_for(self.runtime, exchange, request).within_window(plan)
         self.degraded += plan.degraded
-        if request.asked is not None and plan.recognized is not None:
-            request.asked.ask_later = None
-            self.runtime.preparation.after(request.asked, plan)
+        if request.plan_request is not None and plan.recognized is not None:
+            request.plan_request.ask_later = None
+            self.runtime.preparation.after(request.plan_request, plan)
             await self.runtime.preparation.settled()
         return Sent(sent, plan)
 

@@ -11,17 +11,17 @@ to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so i
 
 import asyncio
 import hmac
+import logging
 import math
 import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from cachetools import LRUCache
@@ -29,6 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.destination import Caller, Headers
 from proxy.access.shared_limits import SharedLimits
+from proxy.config.budgets import Budget, TeamSettings, budget_in
 from proxy.config.values import (
     AuthSettings,
     Config,
@@ -52,6 +53,8 @@ from proxy.errors import (
 from proxy.store import Store
 from proxy.store.records import KeyRow, Refusal
 
+log = logging.getLogger("weir")
+
 PREFIX = "weir-sk-"
 Scope = MutableMapping[str, Any]
 _REMEMBERED = 4096
@@ -67,6 +70,7 @@ _ALL = frozenset({"policy", "mode", "relay"})
 KINDS: Mapping[str, TypeAdapter[Any]] = {
     "concurrency": TypeAdapter(Count),
     "requests_per_minute": TypeAdapter(Count),
+    "tokens_per_minute": TypeAdapter(Count),
     "expires": TypeAdapter(Expiry),
 }
 LIMITS = tuple(KINDS)
@@ -139,7 +143,11 @@ def key_limits(given: Mapping[str, object], *, now: float) -> dict[str, float | 
 
 
 def limits_said(key: KeyRow) -> str:
-    each = [(key.requests_per_minute, "a minute"), (key.concurrency, "at once")]
+    each = [
+        (key.requests_per_minute, "a minute"),
+        (key.tokens_per_minute, "tokens a minute"),
+        (key.concurrency, "at once"),
+    ]
     return ", ".join(f"{most:,} {said}" for most, said in each if most is not None)
 
 
@@ -152,6 +160,7 @@ class Keyring:
         secret: bytes,
         mode: Literal["auto", "open", "keys"],
         tenant: str = "key",
+        teams: Mapping[str, TeamSettings] = {},
     ) -> None:
         """``auto`` is open until there was a key: a revoked one keeps the door shut.
 
@@ -160,6 +169,7 @@ class Keyring:
         """
         self._secret = secret
         self._tenant = tenant
+        self._teams = teams
         self._common = key_digest(secret, _IN_COMMON)[:_TENANT_DIGITS]
         self.header = tenant.partition(":")[2].lower().encode()
         self._remembered = lru_cache(_REMEMBERED)(self._identified)
@@ -209,6 +219,11 @@ class Keyring:
             ],
         )
 
+    @property
+    def callers(self) -> Iterable[Caller]:
+        """Every key that holds."""
+        return self._known.values()
+
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
         if known is not None:
@@ -238,6 +253,13 @@ class Keyring:
     def _caller_of(
         self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b""
     ) -> Caller:
+        team = self._teams.get(key.team or "")
+        budgets = _budgets_of(key)
+        counted = (
+            budgets,
+            key.tokens_per_minute,
+            team and (team.budgets or team.tokens_per_minute),
+        )
         return Caller(
             tenant=self._common if self._tenant == "single" else tenant,
             key=digest,
@@ -246,8 +268,25 @@ class Keyring:
             models=key.models,
             allow=frozenset(key.allow),
             credential=credential,
+            account=tenant,
+            team=key.team or "",
+            team_rules=team,
+            budgets=budgets,
+            is_counted=any(counted),
             **{name: getattr(key, name) for name in LIMITS},
         )
+
+
+def _budgets_of(key: KeyRow | KeySettings) -> tuple[Budget, ...]:
+    if isinstance(key, KeySettings):
+        return key.budgets
+    found = []
+    for text in key.budgets or ():
+        try:
+            found.append(budget_in(text))
+        except ValueError as fault:  # as another version of Weir may have stored it
+            log.error("a budget of the key %s does not hold: it %s", key.name, fault)
+    return tuple(found)
 
 
 def tenant_source(auth: AuthSettings, listen: Listen) -> str:
@@ -275,7 +314,7 @@ class Admission:
         self, limits: LimitSettings, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._came: dict[str, deque[float]] = {}
+        self._minutes: dict[str, _Minute] = {}
         self._all = limits.concurrency
         self._most = limits.concurrency_per_key or max(1, limits.concurrency // 2)
         self._bytes = limits.bytes_in_flight
@@ -305,54 +344,81 @@ class Admission:
                 " again."
             )
         key = caller.name or caller.tenant
+        team = caller.team_rules
         inside = self._inside.get(key) or _Inside()
         if inside.requests >= (caller.concurrency or self._most):
             said = "its concurrency" if caller.concurrency else "limits.concurrency_per_key"
             text = f"This key has {inside.requests} requests open, as many as it may have ({said})."
             raise RateLimited(f"{text} Please try again.")
-        began = None
-        if caller.requests_per_minute is not None:
-            began = self._begin(key, caller.requests_per_minute)
+        began: Sequence[tuple[str, float]] = ()
+        if caller.requests_per_minute is not None or team is not None:
+            began = self._begin(_requests(caller))
         self._inside[key] = inside
         inside.requests += 1
         self._requests += 1
         return Stay(self, key, inside, began=began)
 
     async def share_limits(self, stay: "Stay", caller: Caller) -> None:
-        """Nothing, or RateLimited where all processes together have as many of the key's requests
-        as it may have.
+        """Nothing, or RateLimited where all processes together have as many of the key's requests,
+        or of its team's, as they may have.
         """
         rate = caller.requests_per_minute
         most = caller.concurrency
-        if self.shared is None or (rate is None and most is None):
+        if self.shared is None:
             return
-        refused = await self.shared.enter(stay.key, rate=rate, most=most)
-        if refused is None:
-            return
-        self.forget(stay)
-        if refused.refused is Refusal.RATE:
-            raise _too_often(rate or 0, refused.seconds)
-        text = (
-            f"This key has {most} requests open in all processes, as many as it may have (its"
-            " concurrency)."
-        )
-        raise RateLimited(f"{text} Please try again.")
+        refused = None
+        if rate is not None or most is not None:
+            refused = await self.shared.enter(stay.key, rate=rate, most=most)
+        if refused is not None:
+            self.forget(stay)
+            if refused.refused is Refusal.RATE:
+                raise _too_much(_Rate(stay.key, "This key", "requests", rate or 0), refused.seconds)
+            text = (
+                f"This key has {most} requests open in all processes, as many as it may have (its"
+                " concurrency)."
+            )
+            raise RateLimited(f"{text} Please try again.")
+        for each in _requests(caller):
+            if each.name != stay.key:
+                await self._share(stay, each)
 
-    def _begin(self, key: str, most: int) -> float:
+    async def take_tokens(self, stay: "Stay", caller: Caller, tokens: int) -> None:
+        """Count what a request may take in this minute, where its key or team has a rate of it.
+
+        Raises RateLimited where they have used that up.
+        """
+        rates = _tokens(caller)
+        self._begin(rates, tokens)
+        for each in rates if self.shared is not None else ():
+            await self._share(stay, each, tokens)
+
+    async def _share(self, stay: "Stay", rate: "_Rate", count: int = 1) -> None:
+        """Nothing, or RateLimited where all processes together have used up a rate."""
+        if self.shared is None:
+            return
+        refused = await self.shared.enter(rate.name, rate=rate.most, most=None, count=count)
+        if refused is not None:
+            self.forget(stay)
+            raise _too_much(rate, refused.seconds)
+
+    def _begin(self, rates: Sequence["_Rate"], count: int = 1) -> list[tuple[str, float]]:
+        """Count something in the minute of each rate. Raises RateLimited, and then counts it in
+        none.
+        """
         now = self._clock()
-        came = self._came.setdefault(key, deque())
-        while came and (now - came[0] >= MINUTE or len(came) > most):
-            came.popleft()
-        if len(came) >= most:
-            raise _too_often(most, math.ceil(MINUTE - (now - came[0])))
-        came.append(now)
-        return now
+        for rate in rates:
+            minute = self._minutes.setdefault(rate.name, _Minute())
+            if (seconds := minute.wait(rate.most, now)) is not None:
+                raise _too_much(rate, seconds)
+        for rate in rates:
+            self._minutes[rate.name].add(now, count)
+        return [(rate.name, now) for rate in rates]
 
     def forget(self, stay: "Stay") -> None:
         """Let a request that was not allowed count for nothing within its minute."""
-        if stay.began is not None:
-            with suppress(ValueError):
-                self._came[stay.key].remove(stay.began)
+        for name, at in stay.began:
+            self._minutes[name].remove(at)
+        stay.began = ()
 
     def leave(self, stay: "Stay") -> None:
         stay.inside.requests -= 1
@@ -405,12 +471,81 @@ class Admission:
             self._waiting.remove(waiting)
 
 
-def _too_often(most: int, seconds: int) -> RateLimited:
+class _Rate(NamedTuple):
+    """How many of a ``unit`` may come in a minute, and ``whose`` they are.
+
+    ``name`` is for nobody to read.
+    """
+
+    name: str
+    whose: str
+    unit: Literal["requests", "tokens"]
+    most: int
+
+
+def _rates(
+    caller: Caller, unit: Literal["requests", "tokens"], own: int | None, team: int | None
+) -> list[_Rate]:
+    name = caller.name or caller.tenant
+    found = []
+    if own is not None:
+        key = name if unit == "requests" else f"\1{unit}\1{name}"
+        found.append(_Rate(key, "This key", unit, own))
+    if team is not None:
+        whose = f"The team {caller.team}"
+        found.append(_Rate(f"\1{unit} of team\1{caller.team}", whose, unit, team))
+    return found
+
+
+def _requests(caller: Caller) -> list[_Rate]:
+    team = caller.team_rules
+    most = None if team is None else team.requests_per_minute
+    return _rates(caller, "requests", caller.requests_per_minute, most)
+
+
+def _tokens(caller: Caller) -> list[_Rate]:
+    team = caller.team_rules
+    most = None if team is None else team.tokens_per_minute
+    return _rates(caller, "tokens", caller.tokens_per_minute, most)
+
+
+def _too_much(rate: _Rate, seconds: int) -> RateLimited:
+    done = "begun" if rate.unit == "requests" else "taken"
     text = (
-        f"This key has begun {most} requests within a minute, as many as it may (its"
-        " requests_per_minute)."
+        f"{rate.whose} has {done} {rate.most} {rate.unit} within a minute, as many as it may (its"
+        f" {rate.unit}_per_minute)."
     )
     return RateLimited(f"{text} Please try again.", retry_after=seconds)
+
+
+@dataclass(slots=True)
+class _Minute:
+    """What came within a minute: when, and how much."""
+
+    came: deque[tuple[float, int]] = field(default_factory=deque)
+    total: int = 0
+
+    def wait(self, most: int, now: float) -> int | None:
+        """The seconds until there is less than ``most``, None where there is."""
+        while self.came and now - self.came[0][0] >= MINUTE:
+            self.total -= self.came.popleft()[1]
+        left = self.total
+        for at, count in self.came if left >= most else ():
+            left -= count
+            if left < most:
+                return math.ceil(MINUTE - (now - at))
+        return None
+
+    def add(self, at: float, count: int) -> None:
+        self.came.append((at, count))
+        self.total += count
+
+    def remove(self, at: float) -> None:
+        """Take out what came at a moment, if it is still there."""
+        found = next((each for each in self.came if each[0] == at), None)
+        if found is not None:
+            self.came.remove(found)
+            self.total -= found[1]
 
 
 @dataclass(slots=True)
@@ -426,7 +561,7 @@ class Stay:
     inside: _Inside
     held: int = 0
     waited: float = 0.0
-    began: float | None = None
+    began: Sequence[tuple[str, float]] = ()
 
     async def hold(self, size: int) -> None:
         """Waits a moment for room; raises RateLimited, or Busy for all keys' bytes."""
@@ -438,9 +573,12 @@ class Stay:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, (Forbidden, ModelNotAllowed)):
+            shared = self.admission.shared
+            names = [name for name, _at in self.began]
             self.admission.forget(self)
-            if self.began is not None and self.admission.shared is not None:
-                self.admission.shared.forget(self.key)
+            if shared is not None:
+                for name in names:
+                    shared.forget(name)
         self.admission.leave(self)
 
 
@@ -464,7 +602,7 @@ class _Guesser:
 
 
 @dataclass(slots=True)
-class Guesses:
+class AuthThrottle:
     """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same
     address.
     """
@@ -526,11 +664,11 @@ GRANTS = b"access-control-"
 ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 
-def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -> Caller:
+def admitted(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle, config: Config) -> Caller:
     """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would
     pay for.
     """
-    caller = identify(scope, keyring, guesses)
+    caller = identify(scope, keyring, auth_throttle)
     if has_own_key(scope, caller, config):
         return caller
     headers = _decoded(scope["headers"], LOOKED_AT)
@@ -544,7 +682,7 @@ def admitted(scope: Scope, keyring: Keyring, guesses: Guesses, config: Config) -
     return caller
 
 
-def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
+def identify(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle) -> Caller:
     """Who sends a request. Raises InvalidAPIKey, RateLimited for one wrong key too many from an
     address.
     """
@@ -555,7 +693,7 @@ def identify(scope: Scope, keyring: Keyring, guesses: Guesses) -> Caller:
     except ExpiredAPIKey:
         raise
     except InvalidAPIKey as error:
-        raise guesses.answer(scope, error, guessed=bool(presented(headers))) from None
+        raise auth_throttle.answer(scope, error, guessed=bool(presented(headers))) from None
 
 
 def refuse_foreign_pages(

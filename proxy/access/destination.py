@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
+from proxy.config.budgets import Budget, TeamSettings
 from proxy.config.values import Config, ModelRule, UpstreamSettings
 from proxy.errors import Forbidden, InvalidRequest, ModelNotAllowed
 from proxy.wire.codec import ClientRequest
@@ -99,6 +100,10 @@ class Caller:
     ``key`` is the digest of the credential: a rotated key has another one, and the same tenant.
     ``name`` is None for a key that Weir does not know (mode ``open``), ``credential`` what is sent
     upstream in the client's name.
+
+    ``account`` is the tenant that a known key has by itself, whatever ``auth.tenant`` makes of its
+    requests: what it takes is added up under that. ``team_rules`` are its team's, ``is_counted``
+    says that what a request takes is looked at before it goes up.
     """
 
     tenant: str
@@ -109,8 +114,23 @@ class Caller:
     allow: frozenset[str] = frozenset()
     concurrency: int | None = None
     requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     expires: float | None = None
+    account: str = ""
+    team: str = ""
+    budgets: tuple[Budget, ...] = ()
+    team_rules: TeamSettings | None = None
+    is_counted: bool = False
     credential: bytes = field(default=b"", repr=False)
+
+    @property
+    def has_budget(self) -> bool:
+        return bool(self.budgets or (self.team_rules is not None and self.team_rules.budgets))
+
+    @property
+    def counts_dollars(self) -> bool:
+        budgets = (*self.budgets, *(self.team_rules.budgets if self.team_rules is not None else ()))
+        return any(budget.dollars is not None for budget in budgets)
 
     @property
     def is_restricted(self) -> bool:
@@ -377,6 +397,17 @@ def for_managed(
     if model != named:
         request = request.codec.parse(_with_model(request.body, model))
     return _to(config, caller, route, model), request
+
+
+def for_fallback(
+    config: Config, caller: Caller, route: Route, request: ClientRequest, model: str
+) -> tuple[Destination, ClientRequest]:
+    """The destination of a request that another model is to answer, and the request naming it.
+
+    Raises ModelNotAllowed.
+    """
+    destination = _to(config, caller, route, model)
+    return destination, request.codec.parse(_with_model(request.body, model))
 
 
 def for_relay(

@@ -322,10 +322,10 @@ class ProviderIds:
     """Which ids are whose: in memory first and bounded there, and in the store as digests."""
 
     def __init__(
-        self, store: Store, settler: WriteBehindQueue, *, clock: Callable[[], float]
+        self, store: Store, write_queue: WriteBehindQueue, *, clock: Callable[[], float]
     ) -> None:
         self._store = store
-        self._settler = settler
+        self._write_queue = write_queue
         self._clock = clock
         self._known: LRUCache[tuple[str, bytes], None] = LRUCache(REMEMBERED)
 
@@ -335,7 +335,7 @@ class ProviderIds:
         new = tuple(each for each in digests if (tenant, each) not in self._known)
         self._hold(tenant, digests)
         if new:
-            self._settler.put(ProviderIdsRow(tenant=tenant, digests=new, at=self._clock()))
+            self._write_queue.put(ProviderIdsRow(tenant=tenant, digests=new, at=self._clock()))
 
     async def own(self, tenant: str, ids: Iterable[str]) -> set[str]:
         """Those of the ids that are the tenant's. Raises StoreError."""

@@ -36,23 +36,30 @@ class SharedLimits:
         self._forgotten: Counter[str] = Counter()
         self._saying: asyncio.Task[None] | None = None
 
-    async def enter(self, key: str, *, rate: int | None, most: int | None) -> KeyUse | None:
+    async def enter(
+        self, key: str, *, rate: int | None, most: int | None, count: int = 1
+    ) -> KeyUse | None:
         """The refusal of a request that this process has let in; None where it may begin, or nobody
-        can say.
+        can say. In its minute it counts as ``count``.
         """
         if key in self._forgotten:
             await self.settle()
-        use = await self._ask(key, rate, most)
+        use = await self._ask(key, rate, most, count)
         if use is not None and use.refused is Refusal.CONCURRENCY:
             await asyncio.sleep(SETTLES)
-            use = await self._ask(key, rate, most)
+            use = await self._ask(key, rate, most, count)
         return use if use is not None and use.refused else None
 
-    async def _ask(self, key: str, rate: int | None, most: int | None) -> KeyUse | None:
+    async def _ask(self, key: str, rate: int | None, most: int | None, count: int) -> KeyUse | None:
         here = self._open_here(key)
         try:
             use = await self._store.enter_key(
-                key, process=self._process, here=here, rate=rate or 0, most=most or 0
+                key,
+                process=self._process,
+                here=here,
+                rate=rate or 0,
+                most=most or 0,
+                count=count,
             )
         except StoreError as error:
             log.warning("a key's limits hold in this process alone: %s", error)

@@ -29,8 +29,9 @@ from proxy.cli.shared import (
     writing,
 )
 from proxy.config.values import Config, masked_url
-from proxy.http.archive import checkpoints_of, newest_checkpoint, removed_of, saved_of
-from proxy.http.reports import conversation_health
+from proxy.features.checkpoints import checkpoints_of, newest_checkpoint, saved_of
+from proxy.features.health_routes import conversation_health
+from proxy.features.removed import removed_of
 from proxy.http.request import exchange_of, fields_of
 from proxy.store import Store
 from proxy.store.records import CheckpointRow, ConversationRow, RemovedRow

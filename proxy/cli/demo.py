@@ -38,7 +38,7 @@ from proxy.cli.shared import json_option, opened, print_json, removed_json, remo
 from proxy.config.file import ConfigError
 from proxy.config.loading import load_config
 from proxy.config.values import Config, Flags
-from proxy.replay.script import Recording, read_recordings
+from proxy.features.replay.script import Recording, read_recordings
 from proxy.server import serve
 from proxy.simulator import Received, RunningSimulator, SimulatorSettings, serve_simulator
 from proxy.store.records import RemovedRow

@@ -35,9 +35,9 @@ from proxy.config.file import ConfigError, read_document
 from proxy.config.values import Config, Flags
 from proxy.effects.perform import EffectHandler, Spent, drive
 from proxy.effects.summarizer import Summarizer, SummarizerTerms
+from proxy.features.replay.scenarios import Managed, store_in_memory
+from proxy.features.replay.script import Script
 from proxy.models.facts import ModelFacts
-from proxy.replay.scenarios import Managed, store_in_memory
-from proxy.replay.script import Script
 from proxy.upstream.client import Client, Upstreams, providers_for
 
 SECONDS = 300.0

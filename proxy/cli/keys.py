@@ -8,6 +8,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.access.admission import LIMITS, create_secret, key_digest, key_limits, limits_said
+from proxy.access.budgets import key_budgets
 from proxy.cli import Failure
 from proxy.cli.output import listing
 from proxy.cli.shared import Findings, known_policy, moment, reads, stored, writing
@@ -33,12 +34,42 @@ def _limiting(command: Callable[..., Any]) -> Callable[..., Any]:
     counted = "in all processes on one PostgreSQL, or none for no limit of its own."
     said = {
         "--expires": "Until when it holds: 24h, 30d, 2027-01-31, 2027-01-31T18:00Z, or none.",
+        "--tokens-per-minute": f"Tokens that its requests may take in any minute, {counted}",
         "--requests-per-minute": f"Requests that it may begin in any minute, {counted}",
         "--concurrency": f"Requests that it may have open at once, {counted}",
     }
     for name, text in said.items():
         command = click.option(name, help=text)(command)
     return command
+
+
+def _budgeted(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option(
+        "--budget",
+        "budgets",
+        multiple=True,
+        metavar="BUDGET",
+        help=(
+            "What it may use in a day, week or month (UTC): day,tokens=1000000, month,dollars=50,"
+            " with ,soft only said and not refused; or none. May be repeated."
+        ),
+    )(command)
+    return click.option("--team", help="Its team, a name of the configuration's teams, or none.")(
+        command
+    )
+
+
+def _budgets_in(team: str | None, budgets: tuple[str, ...], config: Config) -> dict[str, Any]:
+    given: dict[str, object] = {}
+    if team is not None:
+        given["team"] = team
+    if budgets:
+        given["budgets"] = list(budgets)
+    try:
+        return key_budgets(given, config.teams)
+    except InvalidRequest as fault:
+        hint = "--budget" if fault.param == "budgets" else "--team"
+        raise click.BadParameter(fault.message, param_hint=hint) from fault
 
 
 def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
@@ -70,6 +101,7 @@ def _limits_in(given: dict[str, str | None], now: float) -> dict[str, Any]:
     ),
 )
 @_limiting
+@_budgeted
 @stored
 def create(
     config: Config,
@@ -78,6 +110,8 @@ def create(
     policy: str | None,
     models: tuple[str, ...],
     allow: tuple[str, ...],
+    team: str | None,
+    budgets: tuple[str, ...],
     **limits: str | None,
 ) -> Findings:
     """Create a key. Its secret is printed once and cannot be shown again.
@@ -85,6 +119,7 @@ def create(
     \b
     Example:
       weir keys create --name support-bot --policy balanced --models "gpt-*" --allow mode
+      weir keys create --name nightly --team research --budget month,dollars=50
     """
     if policy is not None:
         known_policy(policy, config)
@@ -100,7 +135,7 @@ def create(
         )
     secret = create_secret()
     now = time.time()
-    own = _limits_in(limits, now)
+    own = _limits_in(limits, now) | _budgets_in(team, budgets, config)
 
     async def add(store: Store) -> KeyRow:
         row = KeyRow(
@@ -146,7 +181,10 @@ async def list_keys(store: Store, config: Config) -> Findings:
     """
     rows = [_public(row) for row in await store.list_keys()]
     others = f"; {len(config.keys)} in the configuration" if config.keys else ""
-    fields = "name policy models allow concurrency requests_per_minute created expires revoked"
+    fields = (
+        "name policy team models allow concurrency requests_per_minute tokens_per_minute budgets"
+        " created expires revoked"
+    )
     return listing(
         rows,
         fields,
@@ -171,7 +209,9 @@ def limit(config: Config, name: str, **limits: str | None) -> Findings:
     now = time.time()
     own = _limits_in(limits, now)
     if not own:
-        raise click.UsageError("give --concurrency, --requests-per-minute or --expires")
+        raise click.UsageError(
+            "give --concurrency, --requests-per-minute, --tokens-per-minute or --expires"
+        )
 
     async def change(store: Store) -> KeyRow:
         if not await store.change_key(name, own, now):
@@ -186,30 +226,45 @@ def limit(config: Config, name: str, **limits: str | None) -> Findings:
 
 @keys.command("set")
 @click.argument("name")
-@click.option(
-    "--policy",
-    required=True,
-    help="Its policy from its next request on; none for the default policy.",
-)
+@click.option("--policy", help="Its policy from its next request on; none for the default policy.")
+@_budgeted
 @stored
-def set_policy(config: Config, name: str, *, policy: str) -> Findings:
-    """Give a key another policy; its secret, limits, conversations and usage stay.
+def set_key(
+    config: Config, name: str, *, policy: str | None, team: str | None, budgets: tuple[str, ...]
+) -> Findings:
+    """Give a key another policy, team or budgets; its secret, limits, conversations and usage stay.
+
+    The budgets that are given take the place of those that it has.
 
     \b
     Example:
       weir keys set support-bot --policy balanced
+      weir keys set support-bot --team support --budget day,tokens=1000000
     """
-    chosen = None if policy == "none" else known_policy(policy, config)
+    values = _budgets_in(team, budgets, config)
+    said = []
+    if policy is not None:
+        values["policy"] = None if policy == "none" else known_policy(policy, config)
+        said.append(f"the policy {values['policy'] or config.default_policy}")
+    if "team" in values:
+        said.append(f"the team {team}" if values["team"] is not None else "no team")
+    if "budgets" in values:
+        said.append(
+            f"the budget {' and '.join(values['budgets'])}" if values["budgets"] else "no budget"
+        )
+    if not values:
+        raise click.UsageError("give --policy, --team or --budget")
     now = time.time()
+    kind = "policy" if values.keys() == {"policy"} else "budgets"
 
     async def change(store: Store) -> KeyRow:
-        if not await store.change_key(name, {"policy": chosen}, now, change="policy"):
+        if not await store.change_key(name, values, now, change=kind):
             raise await _no_key(store, name)
         return next(row for row in await store.list_keys() if row.name == name)
 
     row = writing(config, change)
-    said = f"{name} has the policy {chosen or config.default_policy} from its next request on."
-    return Findings(lambda: _public(row), lambda: click.echo(said))
+    text = f"{name} has {', '.join(said)} from its next request on."
+    return Findings(lambda: _public(row), lambda: click.echo(text))
 
 
 @keys.command()
@@ -298,6 +353,8 @@ def _public(row: KeyRow) -> dict[str, object]:
         "created": row.created,
         "revoked": row.revoked,
         **{name: getattr(row, name) for name in LIMITS},
+        "team": row.team,
+        "budgets": list(row.budgets or ()),
     }
 
 

@@ -52,7 +52,7 @@ from proxy.config.presets import (
     with_set_policies,
 )
 from proxy.config.values import Config, FileValues
-from proxy.replay.script import Script
+from proxy.features.replay.script import Script
 from proxy.store import Store
 from proxy.store.records import PolicyRow
 

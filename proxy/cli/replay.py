@@ -15,11 +15,11 @@ from policies.settings import ContextSettings
 from proxy.cli.output import Progressed, print_line, print_table, progress
 from proxy.cli.shared import FILE, POSITIVE, Findings, configured, counted, known_policy, loaded
 from proxy.config.values import Config
+from proxy.features.replay.play import UNMANAGED, Tally
+from proxy.features.replay.play import replay as play
+from proxy.features.replay.scenarios import Conditions, store_in_memory
+from proxy.features.replay.script import BadRecording, Place, Script, read_recordings
 from proxy.models.facts import BadPrices, ModelFacts, ModelRegistry, PriceList, price_list
-from proxy.replay.play import UNMANAGED, Tally
-from proxy.replay.play import replay as play
-from proxy.replay.scenarios import Conditions, store_in_memory
-from proxy.replay.script import BadRecording, Place, Script, read_recordings
 from proxy.wire.counting import Tokenizer
 
 DEFAULT_ENCODING = "o200k_base"

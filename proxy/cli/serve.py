@@ -24,7 +24,7 @@ from proxy.cli import Failure
 from proxy.cli.shared import config_option, given_again, listening, loaded, store_url, vocabularies
 from proxy.config.loading import environment, load_config
 from proxy.config.values import Config, Flags, masked_url, secrets_of
-from proxy.custom import Hooks, Plugin
+from proxy.features.plugins import Plugin, Plugins
 from proxy.server import App, ServerLimits, run
 from proxy.store import Store
 from proxy.store.records import StoreError
@@ -170,7 +170,7 @@ def installed_plugins() -> tuple[Plugin, ...]:
     for entry in importlib.metadata.entry_points(group=HOOKS):
         try:
             found.append(entry.load()())
-            Hooks(found[-1:])
+            Plugins(found[-1:])
         except Exception as error:
             # whatever a plugin's own code raises, the start says which one it was
             raise Failure(

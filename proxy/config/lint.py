@@ -14,7 +14,7 @@ from policies.settings import Bucket, ContextSettings, ExtractShape, Layer, Mode
 from policies.strategies.layers import STRATEGIES
 from policies.strategies.scorers import SCORERS as SCORER_TYPES
 from proxy.config.file import KeyPath, nearest
-from proxy.custom import check_custom
+from proxy.features.custom import check_custom
 from proxy.wire.counting import check_estimator
 
 ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.asks_model)

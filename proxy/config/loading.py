@@ -240,6 +240,7 @@ def _faults(file: FileValues, policies: Collection[str]) -> Iterator[tuple[KeyPa
         if key.secret in secrets:
             yield ("keys", at, "secret"), "another key has the same secret"
         yield from _missing(("keys", at, "policy"), key.policy, policies)
+        yield from _missing(("keys", at, "team"), key.team, file.teams.keys())
         names.append(key.name)
         secrets.append(key.secret)
     yield from _missing(("default_policy",), file.default_policy, policies)
@@ -251,8 +252,9 @@ def _missing(
     at: KeyPath, name: str | None, known: Collection[str]
 ) -> Iterator[tuple[KeyPath, str]]:
     if name is not None and name not in known:
-        kind = "upstream" if at[-1] == "upstream" else "policy"
-        yield at, f"no {kind} {name}{nearest(name, sorted(known))}"
+        kind = at[-1] if at[-1] in ("upstream", "team") else "policy"
+        hint = nearest(name, sorted(known)) or f"; name it under {kind}s"
+        yield at, f"no {kind} {name}{hint}"
 
 
 def _upstream_faults(upstream: UpstreamSettings) -> Iterator[tuple[KeyPath, str]]:

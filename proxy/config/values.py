@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from policies.settings import ContextSettings
+from proxy.config.budgets import Budgets, TeamSettings
 from proxy.config.file import KeyPath, adapter
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -329,8 +330,9 @@ class KeySettings:
     """One key of the file; ``upstream_key`` goes upstream in its place where the upstream says
     ``pass``.
 
-    ``concurrency`` and ``requests_per_minute`` hold in all processes together that share a
-    PostgreSQL; None for what all keys have, and for none.
+    ``concurrency``, ``requests_per_minute``, ``tokens_per_minute`` and ``budgets`` hold in all
+    processes together that share a PostgreSQL; None for what all keys have, and for none. ``team``
+    is a name of ``teams``, whose limits all its keys have together.
     """
 
     name: Word
@@ -340,7 +342,10 @@ class KeySettings:
     allow: tuple[Permission, ...] = ()
     concurrency: Count | None = None
     requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
     expires: Expiry | None = None
+    team: Word | None = None
+    budgets: Budgets = ()
     upstream_key: Secret | None = None
 
 
@@ -445,6 +450,7 @@ class FileValues:
     models: tuple[ModelRule, ...] = ()
     auth: AuthSettings = AuthSettings()
     keys: tuple[KeySettings, ...] = ()
+    teams: Mapping[Word, TeamSettings] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, object] | None] = field(default_factory=dict)
     default_policy: Word = "balanced"
     summarizer: Word | None = None

@@ -15,7 +15,13 @@ from policies.memory.checkpoint import Checkpoint
 from proxy.dashboard.charts import Frame, scale, stacked
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, Session, Sessions, View
 from proxy.errors import ProxyError
-from proxy.http import archive, reports
+from proxy.features.activity import Metric, live_requests, values_of
+from proxy.features.audit import conversation_audit
+from proxy.features.checkpoints import MARKDOWN, checkpoint_version, list_checkpoints, roll_back
+from proxy.features.health_routes import health_of, open_alerts
+from proxy.features.notes import add_note, list_notes
+from proxy.features.removed import blob, list_removed, pin_removed, search_removed
+from proxy.features.usage import beside_cost, taken
 from proxy.http import conversations as talks
 from proxy.http.conversations import tokens_by_bucket
 from proxy.http.request import JSON, ZONES, Json, as_json
@@ -67,7 +73,7 @@ async def overview(visit: PageVisit) -> View:
     waited = await store.overheads(tenant, since=since)
     full = await store.fullest(tenant, since=since, limit=MOST)
     dear = await store.dearest(tenant, since=since, limit=MOST)
-    alerts = await reports.health(visit.asked(rows=MOST))
+    alerts = await open_alerts(visit.api_request(rows=MOST))
     ever = await store.usage(tenant, since=0.0)
     total = summed(rows)
     values: dict[str, Any] = {
@@ -75,15 +81,13 @@ async def overview(visit: PageVisit) -> View:
         "periods": list(PERIODS),
         "step": step,
         "sum": total,
-        "beside": reports.beside_cost(
-            unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0
-        ),
+        "beside": beside_cost(unpriced=total["unpriced"] or 0, estimated=total["estimated"] or 0),
         "p50": _at(waited, 0.5),
         "p95": _at(waited, 0.95),
         "fullest": full,
         "dearest": dear,
         "alerts": alerts,
-        "ever": reports.taken(ever),
+        "ever": taken(ever),
         "begun": min((row.first for row in ever), default=None),
         "newest": await store.passed(tenant, limit=NEWEST, since=since),
         "drawn": _fallbacks(rows, since=since, until=visit.now, step=step),
@@ -130,13 +134,13 @@ def _fallbacks(
         ("Managed requests", "requests", "requests"),
     )
     for title, name, metric in drawn:
-        _, points = reports.values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
+        _, points = values_of(rows, metric, since=since, until=until, step=step)  # type: ignore[arg-type]
         found.append((title, name, [point["value"] or 0.0 for point in points]))
     return found
 
 
 async def series(visit: PageVisit) -> Response:
-    drawn: Mapping[str, tuple[tuple[reports.Metric, str], ...]] = {
+    drawn: Mapping[str, tuple[tuple[Metric, str], ...]] = {
         "tokens": (("tokens_before", "sent by clients"), ("tokens_after", "forwarded")),
         "requests": (("requests", "requests"), ("failed", "failed")),
     }
@@ -145,8 +149,7 @@ async def series(visit: PageVisit) -> Response:
     since = visit.now - length
     rows = await visit.runtime.store.figures(visit.session.reads_as, since=since, step=float(step))
     told = [
-        reports.values_of(rows, metric, since=since, until=visit.now, step=step)[1]
-        for metric, _ in lines
+        values_of(rows, metric, since=since, until=visit.now, step=step)[1] for metric, _ in lines
     ]
     body = {
         "at": [point["at"] for point in told[0]],
@@ -159,11 +162,11 @@ async def series(visit: PageVisit) -> Response:
 
 
 async def live(visit: PageVisit) -> Response:
-    return await reports.live(visit.asked())
+    return await live_requests(visit.api_request())
 
 
 async def conversations(visit: PageVisit) -> View:
-    found = await talks.listing(visit.asked({}, visit.given(*FIELDS, "cursor")))
+    found = await talks.listing(visit.api_request({}, visit.given(*FIELDS, "cursor")))
     keys = [(row["tenant"], row["id"]) for row in found["data"]]
     beside = await visit.runtime.store.beside(keys)
     names = visit.runtime.keyring.names
@@ -185,7 +188,7 @@ async def conversations(visit: PageVisit) -> View:
 async def search(visit: PageVisit) -> View:
     query = visit.given("q", "conversation", "cursor")
     found = (
-        await archive.search(visit.asked({}, query, rows=20))
+        await search_removed(visit.api_request({}, query, rows=20))
         if query.get("q", "").strip()
         else None
     )
@@ -202,12 +205,12 @@ async def search(visit: PageVisit) -> View:
 async def conversation(visit: PageVisit) -> View:
     tab = visit.query.get("tab", TABS[0])
     tab = tab if tab in TABS else TABS[0]
-    one = await talks.one(visit.asked())
+    one = await talks.one(visit.api_request())
     query = visit.given("cursor") if tab == "requests" else {}
-    rows = await talks.timeline(visit.asked(query=query, rows=SHOWN))
+    rows = await talks.timeline(visit.api_request(query=query, rows=SHOWN))
     values: dict[str, Any] = {
         "one": one,
-        "out": await visit.runtime.store.count_removed(await visit.asked().conversation()),
+        "out": await visit.runtime.store.count_removed(await visit.api_request().conversation()),
         "tab": tab,
         "tabs": TABS,
         "exchanges": rows["data"][::-1],
@@ -222,27 +225,27 @@ async def conversation(visit: PageVisit) -> View:
 
 
 async def _tab(visit: PageVisit, tab: str) -> dict[str, Any]:
-    asked = visit.asked(query=visit.given("cursor"))
+    request = visit.api_request(query=visit.given("cursor"))
     if tab == "removed":
-        found = await archive.removed(asked)
+        found = await list_removed(request)
         by_version: dict[int, list[Json]] = {}
         for row in found["data"]:
             by_version.setdefault(row["version"], []).append(row)
         return {"batches": by_version, "next": visit.following(found["next"])}
     if tab == "checkpoints":
-        versions = await archive.checkpoints(asked)
+        versions = await list_checkpoints(request)
         return {"versions": versions["data"], "next": visit.following(versions["next"])}
     if tab == "notes":
-        return {"notes": (await talks.notes(asked))["data"][::-1], "next": None}
+        return {"notes": (await list_notes(request))["data"][::-1], "next": None}
     if tab == "health":
-        health = await reports.health_of(visit.asked(rows=READINGS))
+        health = await health_of(visit.api_request(rows=READINGS))
         measured = [
             (title, is_share, [each[name] for each in health["history"] if each[name] is not None])
             for name, title, is_share in HEALTH
         ]
         return {"health": health, "measured": measured, "next": None}
     if tab == "audit":
-        told = await reports.conversation_audit(asked)
+        told = await conversation_audit(request)
         return {"audit": told, "next": visit.following(told["next"])}
     return {"next": None}
 
@@ -265,22 +268,22 @@ def _picture(
 
 async def rollback(visit: PageVisit) -> Redirect:
     version = visit.field("version")
-    await archive.rollback(visit.asked({**visit.path, "version": version}))
+    await roll_back(visit.api_request({**visit.path, "version": version}))
     return _back(visit, "removed", "rollback")
 
 
 async def pin(visit: PageVisit) -> Redirect:
-    await archive.pin(visit.asked(body={"ref": visit.field("ref")}))
+    await pin_removed(visit.api_request(body={"ref": visit.field("ref")}))
     return _back(visit, "removed", "pin")
 
 
 async def compact(visit: PageVisit) -> Redirect:
-    await talks.compact(visit.asked())
+    await talks.compact(visit.api_request())
     return _back(visit, "requests", "compact")
 
 
 async def close(visit: PageVisit) -> Redirect:
-    await talks.close(visit.asked())
+    await talks.close(visit.api_request())
     return _back(visit, "requests", "close")
 
 
@@ -288,7 +291,7 @@ async def note(visit: PageVisit) -> Redirect:
     fields = {
         name: visit.field(name) for name in ("text", "category", "importance") if visit.field(name)
     }
-    await talks.add_note(visit.asked(body=fields))
+    await add_note(visit.api_request(body=fields))
     return _back(visit, "notes", "note")
 
 
@@ -297,25 +300,25 @@ def _back(visit: PageVisit, tab: str, done: str) -> Redirect:
 
 
 async def checkpoint(visit: PageVisit) -> View | Response:
-    saved = await archive.checkpoint_version(visit.asked())
+    saved = await checkpoint_version(visit.api_request())
     text = Checkpoint.from_json(json.dumps(saved["state"])).to_markdown()
     name = f"checkpoint-{saved['version']}"
     if visit.query.get("as") == "md":
-        return attachment(text.encode("utf-8", "replace"), f"{name}.md", archive.MARKDOWN)
+        return attachment(text.encode("utf-8", "replace"), f"{name}.md", MARKDOWN)
     if visit.query.get("as") == "json":
         return attachment(
             json.dumps(saved, ensure_ascii=True, indent=2).encode(), f"{name}.json", JSON
         )
     versions = [
         each["version"]
-        for each in (await archive.checkpoints(visit.asked(query={}, rows=SHOWN)))["data"]
+        for each in (await list_checkpoints(visit.api_request(query={}, rows=SHOWN)))["data"]
     ]
     against = visit.query.get("against") or str(
         max((v for v in versions if v < saved["version"]), default="")
     )
     lines: list[tuple[str, str]] = []
     if against.isdigit() and int(against) in versions:
-        other = await archive.checkpoint_version(visit.asked({**visit.path, "version": against}))
+        other = await checkpoint_version(visit.api_request({**visit.path, "version": against}))
         before = Checkpoint.from_json(json.dumps(other["state"])).to_markdown()
         lines = list(difference(before, text))
     values = {
@@ -346,8 +349,8 @@ def attachment(body: bytes, name: str, kind: str) -> Response:
 async def original(visit: PageVisit) -> View:
     ref = visit.path["ref"]
     cursor = visit.query.get("cursor", "0")
-    answer = await archive.blob(
-        visit.asked({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor})
+    answer = await blob(
+        visit.api_request({"ref": f"{ref.removesuffix('.txt')}.txt"}, {"cursor": cursor})
     )
     told = answer.headers
     values = {

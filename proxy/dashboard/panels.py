@@ -1,8 +1,6 @@
 """What is set and what is taken: policies, keys, usage, and Weir itself."""
 
 import asyncio
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,24 +19,29 @@ from proxy.config.values import masked_url
 from proxy.dashboard.pages import attachment
 from proxy.dashboard.visit import PATH, PageVisit, Redirect, View
 from proxy.errors import InvalidRequest, NotFound
-from proxy.http import levers, reports
-from proxy.http.endpoints import connects
+from proxy.features.activity import store_growth
+from proxy.features.usage import as_csv, beside_cost, budgets, usage_page
+from proxy.http import admin
+from proxy.http.probes import connects
 from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.usage import By
 
-BYS: tuple[By, ...] = get_args(By)
+BYS: tuple[By, ...] = tuple(each for each in get_args(By) if each != "key")
+"""What is told apart beside keys."""
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 
 
 async def policies(visit: PageVisit) -> View:
-    found = await levers.policies(visit.asked(rows=MAX_ROWS))
+    found = await admin.policies(visit.api_request(rows=MAX_ROWS))
     return View("policies.html", {"rows": found["data"], "keys": await _keys_by_policy(visit)})
 
 
 async def _keys_by_policy(visit: PageVisit) -> Mapping[str, list[str]]:
     by_policy: dict[str, list[str]] = {}
-    for row in (await levers.keys(visit.asked(rows=MAX_ROWS)))["data"] if visit.is_operator else ():
+    for row in (
+        (await admin.keys(visit.api_request(rows=MAX_ROWS)))["data"] if visit.is_operator else ()
+    ):
         if row["revoked"] is None:
             by_policy.setdefault(row["policy"] or visit.runtime.config.default_policy, []).append(
                 row["name"]
@@ -50,7 +53,7 @@ async def policy(visit: PageVisit) -> View:
     name = visit.path["name"]
     if visit.is_operator and name not in visit.runtime.config.policies:
         return _edited(visit, name, f"preset: {DEFAULT_PRESET}\n")
-    one = await levers.policy(visit.asked())
+    one = await admin.policy(visit.api_request())
     given = visit.runtime.set_policies.get(name)
     text = given.text if given is not None and given.body is not None else _own_text(visit, name)
     return _edited(visit, name, text, one=one, keys=(await _keys_by_policy(visit)).get(name, []))
@@ -151,28 +154,28 @@ async def save_policy(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     name = visit.field("name") or visit.path["name"]
     text = visit.field("text").replace("\r\n", "\n")
-    asked = visit.asked({"name": name}, body=text.encode())
+    request = visit.api_request({"name": name}, body=text.encode())
     try:
-        await levers.put_policy(asked)
+        await admin.put_policy(request)
     except InvalidRequest as fault:
         found = (fault.weir or {}).get("problems")
         problems = [str(each) for each in found] if isinstance(found, list) else [fault.message]
         one = None
         with suppress(NotFound):
-            one = await levers.policy(visit.asked({"name": name}))
+            one = await admin.policy(visit.api_request({"name": name}))
         return _edited(visit, name, text, one=one, problems=problems, status=400)
     return Redirect(f"{PATH}/policies/{quote(name, safe='')}?done=set-policy")
 
 
 async def delete_policy(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await levers.delete_policy(visit.asked())
+    await admin.delete_policy(visit.api_request())
     return Redirect(f"{PATH}/policies?done=remove-policy")
 
 
 async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
     visit.only_operator()
-    found = await levers.keys(visit.asked(query={}, rows=MAX_ROWS))
+    found = await admin.keys(visit.api_request(query={}, rows=MAX_ROWS))
     values: dict[str, Any] = {
         "rows": sorted(
             found["data"],
@@ -182,7 +185,9 @@ async def keys(visit: PageVisit, *, status: int = 200, **more: object) -> View:
             ),
         ),
         "policies": list(visit.runtime.config.policies),
-        "permissions": levers.PERMISSIONS,
+        "permissions": admin.PERMISSIONS,
+        "budgets": (await budgets(visit.api_request(query={}, rows=MAX_ROWS)))["data"],
+        "teams": list(visit.runtime.config.teams),
         "is_open": visit.runtime.keyring.is_open,
         "made": None,
         "problem": None,
@@ -201,8 +206,12 @@ async def create_key(visit: PageVisit) -> View:
     body |= {name: visit.field(name) for name in LIMITS if visit.field(name)}
     if visit.field("policy"):
         body["policy"] = visit.field("policy")
+    if visit.field("team"):
+        body["team"] = visit.field("team")
+    if visit.field("budgets"):
+        body["budgets"] = visit.field("budgets").split()
     try:
-        made = await levers.create_key(visit.asked(body=body))
+        made = await admin.create_key(visit.api_request(body=body))
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
     return await keys(visit, status=201, made=made)
@@ -210,14 +219,14 @@ async def create_key(visit: PageVisit) -> View:
 
 async def rotate_key(visit: PageVisit) -> View:
     visit.only_operator()
-    return await keys(visit, status=201, made=await levers.rotate_key(visit.asked()))
+    return await keys(visit, status=201, made=await admin.rotate_key(visit.api_request()))
 
 
 async def limit_key(visit: PageVisit) -> View | Redirect:
     visit.only_operator()
     try:
-        await levers.limit_key(
-            visit.asked(body={name: visit.field(name).strip() or None for name in LIMITS})
+        await admin.limit_key(
+            visit.api_request(body={name: visit.field(name).strip() or None for name in LIMITS})
         )
     except InvalidRequest as fault:
         return await keys(visit, status=400, problem=fault.message)
@@ -226,7 +235,7 @@ async def limit_key(visit: PageVisit) -> View | Redirect:
 
 async def revoke_key(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await levers.revoke_key(visit.asked())
+    await admin.revoke_key(visit.api_request())
     return Redirect(f"{PATH}/keys?done=revoke-key")
 
 
@@ -242,7 +251,7 @@ async def usage(visit: PageVisit) -> View:
         "sinces": SINCE,
         "csv": csv_link,
     }
-    values["beside"] = reports.beside_cost(
+    values["beside"] = beside_cost(
         unpriced=found["total"]["unpriced"], estimated=found["total"]["estimated"]
     )
     return View("usage.html", values | {"first": first, "next": visit.following(found["next"])})
@@ -251,31 +260,19 @@ async def usage(visit: PageVisit) -> View:
 async def _usage(visit: PageVisit, *, rows: int = 100) -> tuple[Json, str, str]:
     since = visit.query.get("since", "30d")
     query = {"since": since, **visit.given("by", "cursor")}
-    return await reports.usage(visit.asked(query=query, rows=rows)), query.get("by", ""), since
+    return await usage_page(visit.api_request(query=query, rows=rows)), query.get("by", ""), since
 
 
 async def usage_csv(visit: PageVisit) -> Response:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(reports.TAKEN_BY)
     found, _, _ = await _usage(visit, rows=MAX_NAMES)
-    for row in found["data"]:
-        writer.writerow([_cell(row[name]) for name in reports.TAKEN_BY])
-    return attachment(out.getvalue().encode(), "usage.csv", "text/csv")
-
-
-def _cell(value: object) -> object:
-    """A cell that no program takes for a formula."""
-    return (
-        f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-    )
+    return attachment(as_csv(found["data"]).encode(), "usage.csv", "text/csv")
 
 
 async def system(visit: PageVisit) -> View:
     visit.only_operator()
     runtime = visit.runtime
     store = visit.runtime.store
-    config = await levers.config(visit.asked())
+    config = await admin.config(visit.api_request())
     upstreams = list(runtime.config.upstreams.values())
     bases = [each.base_url or each.api_base for each in upstreams]
     up = await asyncio.gather(*(_is_up(base) for base in bases))
@@ -289,14 +286,14 @@ async def system(visit: PageVisit) -> View:
         "store": store,
         "size": size,
         "most": runtime.config.store.max_size,
-        "grown": reports.store_growth(kept, size, now=visit.now),
+        "grown": store_growth(kept, size, now=visit.now),
         "sizes": [each for _, each in kept] if kept[1:] else [],
         "since": kept[0][0] if kept else None,
         "per_request": size / requests if requests else None,
-        "waiting": runtime.settler.waiting(),
-        "failing": runtime.settler.failing,
+        "waiting": runtime.write_queue.waiting(),
+        "failing": runtime.write_queue.failing,
         "upstreams": list(zip(upstreams, bases, up, strict=True)),
-        "windows": (await levers.windows(visit.asked(rows=MAX_ROWS)))["data"],
+        "windows": (await admin.windows(visit.api_request(rows=MAX_ROWS)))["data"],
         "config": yaml.safe_dump(config["values"], sort_keys=False, allow_unicode=True),
         "places": config["from"],
         "warnings": config["warnings"],
@@ -326,5 +323,5 @@ def _drops(visit: PageVisit) -> list[tuple[str, str]]:
 
 async def forget(visit: PageVisit) -> Redirect:
     visit.only_operator()
-    await levers.forget_window(visit.asked(body={"scope": visit.field("scope")}))
+    await admin.forget_window(visit.api_request(body={"scope": visit.field("scope")}))
     return Redirect(f"{PATH}/system?done=forget")

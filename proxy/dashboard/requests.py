@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from proxy.dashboard.visit import PATH, SHARED_DAYS, PageVisit, Sessions, View, dollars
 from proxy.errors import Forbidden, NotFound
-from proxy.http import archive
+from proxy.features.inspect import Pair, SideRow, both_sides, runs
 from proxy.http import conversations as talks
 from proxy.http.request import Json
 
@@ -51,14 +51,14 @@ async def shared(visit: PageVisit) -> View | Response:
 
 
 async def _page(visit: PageVisit, *, link: str | None = None, is_shared: bool = False) -> View:
-    one = await talks.one(visit.asked())
-    both = await archive.both_sides(visit.asked())
+    one = await talks.one(visit.api_request())
+    both = await both_sides(visit.api_request())
     written = [row.text for row in both["model"] if row.kind == "summary"]
     values = {
         "one": one,
         "both": both,
         "layers": both["exchange"]["layers"],
-        "runs": archive.runs(both),
+        "runs": runs(both),
         "sentences": list(sentences_on(both)),
         "extract": "\n".join(text for text in written if isinstance(text, str)),
         "link": link,
@@ -105,7 +105,7 @@ def sentences_on(both: Json) -> Iterator[str | Markup]:
         ).format(dollars(abs(saved)), than)
 
 
-def _batch(exchange: Json, gone: list[archive.SideRow]) -> Iterator[str]:
+def _batch(exchange: Json, gone: list[SideRow]) -> Iterator[str]:
     written = [each for each in exchange["detail"].get("condensed", ()) if each["kept"]]
     tokens = sum(row.tokens for row in gone)
     if not written:
@@ -126,13 +126,13 @@ def _requests(exchange: Json) -> str:
     return f"{count:,} request{'' if count == 1 else 's'}"
 
 
-def cut(row: archive.SideRow, visit: PageVisit) -> str:
+def cut(row: SideRow, visit: PageVisit) -> str:
     text = row.text if isinstance(row.text, str) else ""
     most = MAX_SAME if row.status == "same" else MAX_OTHER
     return text if visit.query.get("full") == str(row.place) else text[:most]
 
 
-def is_cut(row: archive.SideRow, visit: PageVisit) -> bool:
+def is_cut(row: SideRow, visit: PageVisit) -> bool:
     return isinstance(row.text, str) and len(cut(row, visit)) < len(row.text)
 
 
@@ -156,7 +156,7 @@ def still_shown(text: str, extract: str) -> Markup:
     return Markup("").join(shown)
 
 
-def marked(pair: archive.Pair, side: str) -> Markup:
+def marked(pair: Pair, side: str) -> Markup:
     """One side of a changed message, with what the other side lacks marked."""
     before, after = (row.text if row is not None else None for row in (pair.client, pair.model))
     if not isinstance(before, str) or not isinstance(after, str):

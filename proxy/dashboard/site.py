@@ -204,8 +204,8 @@ class Pages:
             return Redirect(f"{PATH}/login{wanted}"), visit
         if request.method == "POST":
             visit = replace(visit, form=await self._form(visit))
-        if not self._runtime.settler.failing:
-            await self._runtime.settler.flush()
+        if not self._runtime.write_queue.failing:
+            await self._runtime.write_queue.flush()
         return await handler(visit), visit
 
     def _visit(self, request: Request, session: Session) -> PageVisit:

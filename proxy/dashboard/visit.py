@@ -147,7 +147,9 @@ class Sessions(msgspec.Struct, frozen=True):
         header = (b"authorization", b"Bearer " + credential.encode("utf-8", "surrogateescape"))
         keyring = self.runtime.keyring
         said = [each for each in scope["headers"] if each[0] == keyring.header]
-        caller = identify({**scope, "headers": [header, *said]}, keyring, self.runtime.guesses)
+        caller = identify(
+            {**scope, "headers": [header, *said]}, keyring, self.runtime.auth_throttle
+        )
         return Session.begun("caller", now=now, caller=caller)
 
     def link_to(self, session: Session, conversation: str, request: str) -> str:
@@ -185,8 +187,8 @@ class Sessions(msgspec.Struct, frozen=True):
             )
 
     def _is_encrypted(self, request: Request) -> bool:
-        told = request.headers.get("x-forwarded-proto", "")
-        if request.scope["scheme"] == "https" or told.split(",")[0].strip() == "https":
+        scheme = request.headers.get("x-forwarded-proto", "")
+        if request.scope["scheme"] == "https" or scheme.split(",")[0].strip() == "https":
             return True
         origin = request.headers.get("origin", "").lower()
         return origin.startswith("https://") and origin == self.runtime.config.public_origin
@@ -288,7 +290,7 @@ class PageVisit:
     def field(self, name: str) -> str:
         return next(iter(self.form.get(name, ())), "")
 
-    def asked(
+    def api_request(
         self,
         path: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
@@ -296,7 +298,7 @@ class PageVisit:
         body: object = None,
         rows: int = 50,
     ) -> ManagementRequest:
-        """What a handler of the management API is asked with: as who looks, and nobody else."""
+        """A request to the management API by the person who looks, and by nobody else."""
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
@@ -313,6 +315,7 @@ class PageVisit:
             rows=rows,
             most=max(rows, MAX_ROWS),
             shutdown=self.request.state.shutdown,
+            caller=None if self.is_operator else self.runtime.keyring.again(self.session.key),
         )
 
     @property

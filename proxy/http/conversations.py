@@ -1,29 +1,23 @@
-"""Conversations: how full they are, what was done to each request and why, what a caller does to
-one, its notes.
-"""
+"""Conversations: how full they are, what was done to each request, and what callers do to one."""
 
 import dataclasses
 from collections.abc import Mapping
 
-from starlette.responses import Response
-
-from policies.ledger import Burn, Note
-from policies.memory.notes import CATEGORIES, IMPORTANCE, category_of
+from policies.ledger import Burn
 from policies.pressure import STATUSES, bucket_report, turns_remaining, velocity_class
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import NotFound
 from proxy.http.request import (
     ZONES,
     Json,
     ManagementRequest,
-    as_json,
     cursor_of,
     exchange_of,
     fields_of,
     page,
-    page_of_whole,
 )
+from proxy.http.routes import CONVERSATION, PAGED, ManagementRoute
 from proxy.store.conversations import Narrowing
-from proxy.store.records import ConversationRow, ExchangeRow, NoteRow
+from proxy.store.records import ConversationRow, ExchangeRow
 
 
 def status_of(
@@ -67,8 +61,8 @@ def _pressure(last: ExchangeRow) -> Json:
 
 
 def _window_status(last: ExchangeRow) -> str:
-    told = last.detail.get("status")
-    return told if isinstance(told, str) else STATUSES.get(last.zone, "active")
+    status = last.detail.get("status")
+    return status if isinstance(status, str) else STATUSES.get(last.zone, "active")
 
 
 def _budget(last: ExchangeRow, soft: Mapping[str, float]) -> Json:
@@ -96,129 +90,97 @@ def tokens_by_bucket(found: object) -> dict[str, int]:
     )
 
 
-async def listing(asked: ManagementRequest) -> Json:
+async def listing(request: ManagementRequest) -> Json:
     """The caller's conversations, the one used last first; ``closed`` leaves those that are, or are
     not.
 
     So do ``name`` (a part of it), ``model``, ``zone`` and ``policy``, which is that of the newest
     request; with ``key`` the operator sees those of one key, by its name or tenant.
     """
-    limit = asked.limit()
-    after = asked.after(float, str, str)
-    query = asked.query
+    limit = request.limit()
+    after = request.after(float, str, str)
+    query = request.query
     only = Narrowing(
         name=query.get("name"),
         model=query.get("model"),
-        zone=asked.word("zone", ZONES),
+        zone=request.word("zone", ZONES),
         policy=query.get("policy"),
-        closed=asked.flag("closed"),
+        closed=request.flag("closed"),
     )
-    rows = await asked.store.conversations(
-        _tenant_of(asked), limit=limit + 1, only=only, after=after
+    rows = await request.store.conversations(
+        _tenant_of(request), limit=limit + 1, only=only, after=after
     )
     return page(rows, limit, fields_of, lambda row: (row.updated, row.id, row.tenant))
 
 
-def _tenant_of(asked: ManagementRequest) -> str | None:
-    key = asked.query.get("key")
-    if asked.tenant is not None or key is None:
-        return asked.tenant
+def _tenant_of(request: ManagementRequest) -> str | None:
+    key = request.query.get("key")
+    if request.tenant is not None or key is None:
+        return request.tenant
     return next(
-        (tenant for tenant, name in asked.runtime.keyring.names.items() if name == key), key
+        (tenant for tenant, name in request.runtime.keyring.names.items() if name == key), key
     )
 
 
-async def one(asked: ManagementRequest) -> Json:
+async def one(request: ManagementRequest) -> Json:
     """One conversation: its row, the reading of its last request, and the status report."""
-    row = await asked.conversation()
-    last = next(iter(await asked.store.timeline(row, limit=1)), None)
-    newest = await asked.store.latest_checkpoint(row.tenant, row.id)
-    events = await asked.store.count_evictions(row)
-    soft = {} if last is None else asked.runtime.config.soft_shares(last.policy)
+    row = await request.conversation()
+    last = next(iter(await request.store.timeline(row, limit=1)), None)
+    newest = await request.store.latest_checkpoint(row.tenant, row.id)
+    events = await request.store.count_evictions(row)
+    soft = {} if last is None else request.runtime.config.soft_shares(last.policy)
     windows = 1 if newest is None else newest[1].window_id
     return status_of(row, last, windows=windows, events=events, soft=soft)
 
 
-async def timeline(asked: ManagementRequest) -> Json:
+async def timeline(request: ManagementRequest) -> Json:
     """The newest requests of a conversation, oldest first; ``cursor`` leads to older ones,
     ``since`` leaves newer.
     """
-    limit = asked.limit()
-    since = asked.since("") if "since" in asked.query else None
-    after = asked.after(float, str)
-    row = await asked.conversation()
-    found = await asked.store.timeline(row, limit=limit + 1, since=since, after=after)
+    limit = request.limit()
+    since = request.since("") if "since" in request.query else None
+    after = request.after(float, str)
+    row = await request.conversation()
+    found = await request.store.timeline(row, limit=limit + 1, since=since, after=after)
     rows = found[-limit:]
     following = cursor_of((rows[0].at, rows[0].id)) if len(found) > limit else None
     return {"data": [exchange_of(row) for row in rows], "next": following}
 
 
-MAX_NOTE_LEN = 4_000
-USUAL = "normal"
-
-
-async def compact(asked: ManagementRequest) -> Json:
+async def compact(request: ManagementRequest) -> Json:
     """Have the conversation's next request compacted, whatever its size."""
-    await asked.fields(())
-    await asked.runtime.planner.conversations.want(await asked.only_conversation(), "compact")
+    await request.fields(())
+    await request.runtime.planner.conversations.want(await request.only_conversation(), "compact")
     return {"wanted": "compact"}
 
 
-async def close(asked: ManagementRequest) -> Json:
+async def close(request: ManagementRequest) -> Json:
     """Archive the conversation; closing it again changes nothing."""
-    await asked.fields(())
-    row = await asked.only_conversation()
+    await request.fields(())
+    row = await request.only_conversation()
     if row.closed is not None:
         return {"closed": row.closed}
-    return {"closed": await asked.runtime.planner.conversations.close(row)}
+    return {"closed": await request.runtime.planner.conversations.close(row)}
 
 
-async def delete(asked: ManagementRequest) -> Json:
+async def delete(request: ManagementRequest) -> Json:
     """Delete the conversation for good: rows, bodies, and what memory holds of it."""
-    row = await asked.only_conversation()
-    if not await asked.store.delete(row, asked.runtime.planner.clock()):
+    row = await request.only_conversation()
+    if not await request.store.delete(row, request.runtime.planner.clock()):
         raise NotFound(f"There is no conversation {row.name[:80]!r}.")
-    asked.runtime.summarizer.forget(row.tenant)
-    asked.runtime.planner.conversations.forget(row)
-    asked.runtime.answers.forget_all(row)
-    asked.runtime.health.forget(row.tenant, row.id)
+    request.runtime.summarizer.forget(row.tenant)
+    request.runtime.planner.conversations.forget(row)
+    request.runtime.features.forget(row)
     return {"deleted": True}
 
 
-async def notes(asked: ManagementRequest) -> Json:
-    """The notes on a conversation, oldest first."""
-    wanted = asked.limit(), asked.after(str)
-    row = await asked.conversation()
-    rows = await asked.store.notes(row.tenant, row.id)
-    return page_of_whole(rows, wanted, fields_of, lambda row: (row.id.hex(),))
+NARROWED = ("name", "model", "policy", "zone", "key", "closed")
 
-
-async def add_note(asked: ManagementRequest) -> Json | Response:
-    """Store a note on the conversation; the same text in the same category is stored once."""
-    note = _note(await asked.fields(("text", "category", "importance")))
-    row = await asked.only_conversation()
-    if not asked.store.keeps_content:
-        raise InvalidRequest(
-            "This proxy stores nothing that is said (store.content: digest), and so no notes."
-        )
-    stored = NoteRow.of(note, at=asked.runtime.planner.clock())
-    if await asked.store.add_notes(row.tenant, row.id, [stored]):
-        asked.runtime.planner.conversations.note(row, note)
-        return fields_of(stored)
-    known = {each.id: each for each in await asked.store.notes(row.tenant, row.id)}
-    return as_json(fields_of(known.get(stored.id, stored)))
-
-
-def _note(fields: dict[str, object]) -> Note:
-    text = fields.get("text")
-    category = fields.get("category", "")
-    importance = fields.get("importance", USUAL)
-    if not isinstance(text, str) or not text.strip() or len(text) > MAX_NOTE_LEN:
-        raise InvalidRequest(f"text must be 1 to {MAX_NOTE_LEN} characters.", param="text")
-    if not isinstance(category, str):
-        raise InvalidRequest(f"category must be one of {', '.join(CATEGORIES)}.", param="category")
-    if not isinstance(importance, str) or importance not in IMPORTANCE:
-        raise InvalidRequest(
-            f"importance must be one of {', '.join(IMPORTANCE)}.", param="importance"
-        )
-    return Note(category_of(category), importance, text, "api")
+ROUTES = (
+    ManagementRoute("GET", "conversations", listing, (*NARROWED, *PAGED), rows=50),
+    ManagementRoute("GET", CONVERSATION, one),
+    ManagementRoute("DELETE", CONVERSATION, delete),
+    ManagementRoute("GET", f"{CONVERSATION}/timeline", timeline, ("since", *PAGED)),
+    ManagementRoute("POST", f"{CONVERSATION}/compact", compact, statuses=(202,)),
+    ManagementRoute("POST", f"{CONVERSATION}/close", close),
+)

@@ -3,10 +3,12 @@
 openapi.json says what each answer has; the order of a row's fields is that of the JSON.
 """
 
+import asyncio
 import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import parse_qs
 
@@ -15,6 +17,7 @@ from msgspec import Meta
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 
+from proxy.access.destination import Caller
 from proxy.config.values import moment_in
 from proxy.errors import (
     Conflict,
@@ -25,16 +28,25 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
 )
-from proxy.monitor import shown
+from proxy.features.cache_use import facts_in
 from proxy.runtime import Runtime
 from proxy.server import App, Shutdown
 from proxy.store import Store
 from proxy.store.audit import REFUSED
-from proxy.store.records import ConversationRow, ExchangeRow, StaleVersion, StoreError
+from proxy.store.records import (
+    NOT_READ_BACK,
+    ConversationRow,
+    ExchangeRow,
+    StaleVersion,
+    StoreError,
+)
 from proxy.store.transaction import Place
 from proxy.stream import Receive, Send, read_body
 from proxy.telemetry.metrics import Metrics
+from proxy.wire import view_of_stored
+from proxy.wire.chat import body_of
 from proxy.wire.codec import CHAT, Codec
+from proxy.wire.raw import split_array
 
 Row = TypeVar("Row")
 
@@ -88,15 +100,12 @@ def _recommendation(row: ExchangeRow) -> str:
     return "watch" if row.zone == "yellow" else "none"
 
 
-FOR_THE_PLANNER = frozenset({"trend", "health", "events", "refusal", "floating", "inspection"})
-
-
 def exchange_of(row: ExchangeRow) -> Json:
     """One request of a conversation; what the next one is planned from is not shown."""
     return fields_of(
         row,
-        without=FOR_THE_PLANNER,
-        **shown(row.detail),
+        without=NOT_READ_BACK,
+        **facts_in(row.detail),
         layers=row.detail.get("layers", []),
         decision=decision_of(row),
     )
@@ -165,7 +174,8 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the management API; what asks for something impossible raises InvalidRequest.
 
     Attributes:
-        tenant: whose key asked, None for the operator with the admin token.
+        tenant: whose key was sent, None for the operator with the admin token.
+        caller: that key, None for the operator.
         path: the parts of the path that the route names.
         query: the parameters behind the question mark.
         receive: where the body is read from.
@@ -180,14 +190,25 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = MAX_ROWS
     most: int = MAX_ROWS
     shutdown: Shutdown = Shutdown()
+    caller: Caller | None = None
+
+    @property
+    def key(self) -> str | None:
+        """What the caller's key is added up under: empty for an unknown one, None for the
+        operator.
+        """
+        if self.tenant is None:
+            return None
+        return "" if self.caller is None else self.caller.account
 
     @property
     def store(self) -> Store:
         return self.runtime.store
 
-    def own(self, what: str) -> str:
+    def own(self) -> str:
+        """The tenant whose originals are read. Raises Forbidden for the operator."""
         if self.tenant is None:
-            raise Forbidden(f"{what} with the key of the caller that sent them.")
+            raise Forbidden("Originals are read with the key of the caller that sent them.")
         return self.tenant
 
     def limit(self) -> int:
@@ -336,14 +357,14 @@ def page_from(rows: Sequence[Row], start: int, limit: int, show: Callable[[Row],
 
 def page_of_whole(
     rows: Sequence[Row],
-    asked: tuple[int, Place | None],
+    wanted: tuple[int, Place | None],
     show: Callable[[Row], Json],
     place: PlaceOf[Row],
 ) -> Json:
-    """A page of a list that is there as a whole; ``asked`` are how many rows, and the place they
+    """A page of a list that is there as a whole; ``wanted`` are how many rows, and the place they
     come behind.
     """
-    limit, after = asked
+    limit, after = wanted
     start = 0
     if after is not None:
         found = [at for at, row in enumerate(rows) if list(place(row)) == list(after)]
@@ -391,3 +412,45 @@ class Counted:
                 error=str(status) if status >= 500 else "",
                 seconds=time.perf_counter() - begun,
             )
+
+
+PAGE = 64 * 1024
+TEXT = "text/plain"
+
+
+async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> Response:
+    """One page of ``body`` from a cursor on, as JSON or as the text that it says.
+
+    Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and
+    ``x-weir-sha256`` are those of the whole, ``x-weir-end`` is true on the last page, and
+    ``x-weir-cursor`` leads to the next one.
+    """
+    return await asyncio.to_thread(_page, body, cursor, as_text=as_text)
+
+
+def cursor_in(request: ManagementRequest) -> int:
+    given = request.query.get("cursor", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
+        raise InvalidRequest("cursor must be a number of bytes.", param="cursor")
+    return int(given)
+
+
+def _page(body: bytes, start: int, *, as_text: bool) -> Response:
+    whole = _text_of(body) if as_text else body
+    stop = min(len(whole), start + PAGE)
+    while start + 4 < stop < len(whole) and whole[stop] & 0xC0 == 0x80:
+        stop -= 1
+    response = Response(whole[start:stop], media_type=TEXT if as_text else JSON)
+    response.headers["x-weir-size"] = str(len(whole))
+    response.headers["x-weir-sha256"] = sha256(whole).hexdigest()
+    response.headers["x-weir-end"] = "false" if stop < len(whole) else "true"
+    if stop < len(whole):
+        response.headers["x-weir-cursor"] = str(stop)
+    return response
+
+
+def _text_of(body: bytes) -> bytes:
+    messages = split_array(body) if body.startswith(b"[") else (body,)
+    return "\n".join(body_of(view_of_stored(raw)).whole for raw in messages or ()).encode(
+        "utf-8", "surrogatepass"
+    )

@@ -1,16 +1,16 @@
-"""The management API: what Weir knows of a caller's conversations, the originals of what it
-removed, and its levers.
+"""The management API below ``/weir/``: which route answers a request, and who may ask.
 
-One table says what is routed and who may ask, openapi.json what it takes and gives. A caller sees
-its own conversations only; for everybody else's it gets the 404 of what does not exist. The admin
-token sees and changes all of them, and reads no originals. docs/api.md describes every route of the
-table. The document names no conversation, key or policy of this installation, so it is given to
-anybody who asks: a client or a gateway reads it before it has a key.
+Each module with routes has its own ``ROUTES``; ``proxy.app`` lists them, and openapi.json says what
+each takes and gives. A caller sees its own conversations only; for everybody else's it gets the 404
+of what does not exist. The admin token sees and changes all of them, and reads no originals.
+docs/api.md describes every route. The document names no conversation, key or policy of this
+installation, so it is given to anybody who asks: a client or a gateway reads it before it has a
+key.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.resources import files
@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, request_response
 
-from policies.health import KEPT
 from proxy.access.admission import (
     credentials_in,
     identify,
@@ -32,7 +31,6 @@ from proxy.access.admission import (
 )
 from proxy.access.destination import Caller
 from proxy.errors import Forbidden, MethodNotAllowed, NotFound
-from proxy.http import archive, conversations, levers, reports
 from proxy.http.request import JSON, MAX_ROWS, Json, ManagementRequest, as_json, query_of
 from proxy.runtime import Runtime
 
@@ -64,56 +62,9 @@ class ManagementRoute(msgspec.Struct, frozen=True):
     asker: Asker = "key"
 
 
-_LIST = ("limit", "cursor")
-_NARROWED = ("name", "model", "policy", "zone", "key", "closed", *_LIST)
-_ONE = "conversations/{id}"
-_VERSION = f"{_ONE}/checkpoints/{{version}}"
-_POLICY = "policies/{name}"
-_R = ManagementRoute
-
-ROUTES = (
-    _R("GET", "conversations", conversations.listing, _NARROWED, rows=50),
-    _R("GET", _ONE, conversations.one),
-    _R("DELETE", _ONE, conversations.delete),
-    _R("GET", f"{_ONE}/timeline", conversations.timeline, ("since", *_LIST)),
-    _R("GET", f"{_ONE}/requests/{{rid}}", archive.both_sides),
-    _R("GET", f"{_ONE}/checkpoint", archive.checkpoint),
-    _R("GET", f"{_ONE}/checkpoint.md", archive.checkpoint_markdown),
-    _R("GET", f"{_ONE}/checkpoints", archive.checkpoints, _LIST),
-    _R("GET", _VERSION, archive.checkpoint_version),
-    _R("GET", f"{_VERSION}/source", archive.source, query=("cursor",), asker="caller"),
-    _R("GET", f"{_ONE}/removed", archive.removed, _LIST),
-    _R("GET", f"{_ONE}/audit", reports.conversation_audit, _LIST),
-    _R("GET", f"{_ONE}/health", reports.health_of, ("limit",), rows=KEPT, most=KEPT),
-    _R("GET", f"{_ONE}/notes", conversations.notes, _LIST, rows=MAX_ROWS),
-    _R("POST", f"{_ONE}/notes", conversations.add_note, statuses=(201, 200)),
-    _R("POST", f"{_ONE}/compact", conversations.compact, statuses=(202,)),
-    _R("POST", f"{_ONE}/rollback/{{version}}", archive.rollback),
-    _R("POST", f"{_ONE}/pin", archive.pin),
-    _R("POST", f"{_ONE}/close", conversations.close),
-    _R("GET", "blobs/{ref}", archive.blob, query=("cursor",), asker="caller"),
-    _R("GET", "search", archive.search, ("q", "conversation", *_LIST), rows=20, asker="caller"),
-    _R("GET", "health", reports.health, _LIST),
-    _R("GET", "usage", reports.usage, ("since", "by", *_LIST)),
-    _R("GET", "series", reports.series, ("metric", "step", "since")),
-    _R("GET", "live", reports.live),
-    _R("GET", "keys", levers.keys, _LIST, asker="operator"),
-    _R("POST", "keys", levers.create_key, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/rotate", levers.rotate_key, statuses=(201,), asker="operator"),
-    _R("POST", "keys/{key}/limits", levers.limit_key, asker="operator"),
-    _R("POST", "keys/{key}/policy", levers.set_key_policy, asker="operator"),
-    _R("DELETE", "keys/{key}", levers.revoke_key, asker="operator"),
-    _R("GET", "audit", reports.audit, ("type", *_LIST)),
-    _R("GET", "policies", levers.policies, _LIST),
-    _R("GET", _POLICY, levers.policy),
-    _R("PUT", _POLICY, levers.put_policy, statuses=(200, 201), asker="operator"),
-    _R("DELETE", _POLICY, levers.delete_policy, asker="operator"),
-    _R("GET", "windows", levers.windows, _LIST, asker="operator"),
-    _R("POST", "windows/forget", levers.forget_window, asker="operator"),
-    _R("GET", "config", levers.config, asker="operator"),
-    _R("GET", "openapi.json", None, asker="anyone"),
-)
-"""Every route there is; the first that matches answers."""
+PAGED = ("limit", "cursor")
+CONVERSATION = "conversations/{id}"
+OPENAPI = ManagementRoute("GET", "openapi.json", None, asker="anyone")
 
 
 @cache
@@ -128,16 +79,17 @@ def document() -> bytes:
 class Management:
     """The management API; what it raises is answered by the application."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, routes: Sequence[ManagementRoute]) -> None:
         self._runtime = runtime
+        self._routes = routes
 
     def routes(self) -> list[BaseRoute]:
         made = [
             Route(f"/{each.pattern}", partial(self._answer, each), methods=[each.method])
-            for each in ROUTES
+            for each in self._routes
         ]
         self._patterns = [
-            (each, route.path_regex) for each, route in zip(ROUTES, made, strict=True)
+            (each, route.path_regex) for each, route in zip(self._routes, made, strict=True)
         ]
         return [*made, Mount("", request_response(self._otherwise))]
 
@@ -151,8 +103,12 @@ class Management:
         caller = self._caller(request, headers)
         if route.asker == "operator" and caller is not None:
             error = Forbidden("This is for the operator: send the admin token (auth.admin_token).")
-            raise error if caller.name is not None else runtime.guesses.answer(request.scope, error)
-        asked = ManagementRequest(
+            raise (
+                error
+                if caller.name is not None
+                else runtime.auth_throttle.answer(request.scope, error)
+            )
+        parsed = ManagementRequest(
             runtime=runtime,
             tenant=None if caller is None else caller.tenant,
             path={name: unquote(part) for name, part in request.path_params.items()},
@@ -161,10 +117,12 @@ class Management:
             rows=route.rows,
             most=route.most,
             shutdown=request.state.shutdown,
+            caller=caller,
         )
-        if not runtime.settler.failing:
-            await runtime.settler.flush()  # what was answered a moment ago is there to be asked for
-        answer = await route.handler(asked)
+        if not runtime.write_queue.failing:
+            # what was answered a moment ago is there to be asked for
+            await runtime.write_queue.flush()
+        answer = await route.handler(parsed)
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 
     async def _otherwise(self, request: Request) -> Response:
@@ -195,11 +153,17 @@ class Management:
         token = self._runtime.config.admin_token
         if token is not None and same_secret(presented(headers), token.get_secret_value()):
             return None
-        return identify(request.scope, self._runtime.keyring, self._runtime.guesses)
+        return identify(request.scope, self._runtime.keyring, self._runtime.auth_throttle)
+
+
+@cache
+def _paths() -> list[str]:
+    """Every path of the OpenAPI document, in its order."""
+    return list(json.loads(document())["paths"])
 
 
 def _nothing_at(path: list[str]) -> NotFound:
-    patterns = [route.pattern.split("/") for route in ROUTES]
+    patterns = [known.removeprefix(PREFIX).split("/") for known in _paths()]
     if path[0] == "conversations" and len(path) > 2:
         parts = dict.fromkeys(
             each[2] for each in patterns if each[0] == "conversations" and len(each) > 2

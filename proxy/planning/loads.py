@@ -12,7 +12,7 @@ from policies.loads import Load
 from policies.messages import Transcript
 from policies.tokens import image_extent
 from proxy.wire.chat import media_in
-from proxy.wire.codec import CHAT, ClientRequest
+from proxy.wire.codec import ClientRequest
 from proxy.wire.raw import split_array
 
 MANY_IMAGES = 20
@@ -127,7 +127,7 @@ def _as_it_came(transcript: Transcript) -> Sequence[PlannedMessage]:
 
 def _entries(request: ClientRequest, length: int) -> tuple[int, ...]:
     """How many elements of the request's array each message is."""
-    if request.codec is CHAT or request.messages is None:
+    if request.codec.is_element_a_message or request.messages is None:
         return (1,) * length
     head = len(request.messages.head)
     return tuple(

@@ -39,6 +39,7 @@ from proxy.conversation.book import Conversations
 from proxy.conversation.thread import Thread
 from proxy.effects.perform import SharedReadings, unpaid
 from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
+from proxy.features.recall.archive import by_likeness, elsewhere
 from proxy.models.limits import ModelLimits
 from proxy.planning.loads import Scales
 from proxy.planning.values import (
@@ -54,12 +55,10 @@ from proxy.planning.values import (
     too_long,
 )
 from proxy.planning.workers import Workers
-from proxy.recall.archive import by_likeness, elsewhere
 from proxy.store import Store, WriteBehindQueue
 from proxy.store.records import Change, EvictionRow, StaleVersion, StoreError
 from proxy.telemetry.logs import LOG_CONTEXT
 from proxy.telemetry.trace import NULL_SPAN, Span
-from proxy.wire.anthropic import DROPS_UNBOUND, with_unbound_dropped
 from proxy.wire.chat import breakpoint_for
 from proxy.wire.codec import misshapen
 from proxy.wire.render import render, rewritten, without_marks
@@ -92,7 +91,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     transcripts: Transcripts
     conversations: Conversations
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     clock: Callable[[], float] = time.time
     readings: SharedReadings = msgspec.field(default_factory=SharedReadings)
     pages: Pages = msgspec.field(default_factory=Pages)
@@ -104,18 +103,22 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.field(default_factory=lambda: LRUCache(MAX_REFUSED))
     )
 
-    async def recognize(self, asked: PlanRequest) -> Recognized | None:
-        degraded = ["store"] if self.settler.failing else []
-        span = asked.span
+    async def recognize(self, plan_request: PlanRequest) -> Recognized | None:
+        degraded = ["store"] if self.write_queue.failing else []
+        span = plan_request.span
         try:
             at = span.now() if span.recorded else 0
-            read = await self._read(asked, may_sample=True)
+            read = await self._read(plan_request, may_sample=True)
             transcript = read.transcript
             if span.recorded:
                 at = span.since(at, "read")
             try:
                 match = await self.conversations.recognise(
-                    asked.tenant, transcript, seed=read.seed, name=asked.name, resumes=asked.resumes
+                    plan_request.tenant,
+                    transcript,
+                    seed=read.seed,
+                    name=plan_request.name,
+                    resumes=plan_request.resumes,
                 )
             except StoreError as error:
                 log.error(
@@ -123,26 +126,32 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 )
                 degraded.append("store")
                 match = self.conversations.begin(
-                    asked.tenant, transcript, name=asked.name, resumes=asked.resumes
+                    plan_request.tenant,
+                    transcript,
+                    name=plan_request.name,
+                    resumes=plan_request.resumes,
                 )
             thread = match.thread
             transcript = match.transcript
             if span.recorded:
                 at = span.since(at, "recognise")
-            if asked.resume is not None and asked.is_refused_state(thread, transcript):
+            if plan_request.resume is not None and plan_request.is_refused_state(
+                thread, transcript
+            ):
                 degraded.append("resume")
             if (about := LOG_CONTEXT.get()) is not None:
                 about.conversation = thread.branch.name
-            limits = await asked.limits()
+            limits = await plan_request.limits()
             view = await self.conversations.view(thread, limits.believed)
-            policy_limits = self.limits_of(asked.settings, limits.budget)
+            policy_limits = self.limits_of(plan_request.settings, limits.budget)
             if span.recorded:
                 at = span.since(at, "limits")
-            loads = self._loads(asked, transcript, limits)
+            loads = self._loads(plan_request, transcript, limits)
             if read.sampled and (
-                loads or asked.needs_exactly(view, thread.known, transcript.tokens, policy_limits)
+                loads
+                or plan_request.needs_exactly(view, thread.known, transcript.tokens, policy_limits)
             ):
-                read = await self._read(asked)
+                read = await self._read(plan_request)
                 transcript = match.like(read.transcript)
                 span.since(at, "read")
             return Recognized(
@@ -163,35 +172,39 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         except ProxyError:
             raise
         except Exception:
-            if (field := misshapen(asked.request)) is not None:
+            if (field := misshapen(plan_request.request)) is not None:
                 raise InvalidRequest(f"{field} must be a string.", param=field) from None
             log.exception("planning failed; the request goes on without it")
             return None
 
-    async def _read(self, asked: PlanRequest, *, may_sample: bool = False) -> RequestTranscript:
+    async def _read(
+        self, plan_request: PlanRequest, *, may_sample: bool = False
+    ) -> RequestTranscript:
         return await self.transcripts.read(
-            asked.request,
-            tenant=asked.tenant,
-            owner=await self.conversations.owner(asked.tenant, asked.name, asked.resumes),
-            model=asked.request.model,
-            counter=asked.counter,
-            image_tokens=asked.settings.image_tokens,
-            binds=asked.binds and not asked.drops_unbound,
+            plan_request.request,
+            tenant=plan_request.tenant,
+            owner=await self.conversations.owner(
+                plan_request.tenant, plan_request.name, plan_request.resumes
+            ),
+            model=plan_request.request.model,
+            counter=plan_request.counter,
+            image_tokens=plan_request.settings.image_tokens,
+            binds=plan_request.binds and not plan_request.drops_unbound,
             may_sample=may_sample,
         )
 
-    async def replayed(self, asked: PlanRequest) -> tuple[bytes, int]:
+    async def replayed(self, plan_request: PlanRequest) -> tuple[bytes, int]:
         """The request with the edits that are known of its conversation and no others, and its
         calibrated tokens.
 
         Nothing is stored, and no model is asked. Raises StoreError.
         """
-        request = asked.request
-        settings = asked.settings
-        limits = await asked.limits()
-        read = await self._read(asked)
+        request = plan_request.request
+        settings = plan_request.settings
+        limits = await plan_request.limits()
+        read = await self._read(plan_request)
         match = await self.conversations.find(
-            asked.tenant, read.transcript, seed=read.seed, name=asked.name
+            plan_request.tenant, read.transcript, seed=read.seed, name=plan_request.name
         )
         known = ConversationState()
         transcript = read.transcript
@@ -213,30 +226,30 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             request, messages=raws, pruned=[d.name for d in draft.pruned]
         ), limits.budget.estimate(draft.tokens)
 
-    async def first(self, asked: PlanRequest, recognized: Recognized | None) -> Plan:
+    async def first(self, plan_request: PlanRequest, recognized: Recognized | None) -> Plan:
         """The plan of a request as it came.
 
         Raises ContextLengthExceeded if nothing that may be forwarded fits.
         """
         if recognized is None:
-            body = asked.request.body
+            body = plan_request.request.body
             with contextlib.suppress(Exception):  # nobody may have been able to read the messages
-                body = without_marks(asked.request)
+                body = without_marks(plan_request.request)
             return Plan(
-                body=body, degraded=("store", "plan") if self.settler.failing else ("plan",)
+                body=body, degraded=("store", "plan") if self.write_queue.failing else ("plan",)
             )
         decided = None
         refused = None
         degraded = recognized.degraded
         try:
-            decided = self._passed(asked, recognized) or await self._decide_or_refuse(
-                asked, recognized
+            decided = self._passed(plan_request, recognized) or await self._decide_or_refuse(
+                plan_request, recognized
             )
         except ProxyError:
             raise
         except BudgetUnreachable as error:
             refusal = too_long(error)
-            if asked.settings.observes:
+            if plan_request.settings.observes:
                 refused = refusal.code
             elif isinstance(error, BucketExceeded) or not recognized.limits.may_fit(
                 recognized.transcript.tokens
@@ -244,19 +257,27 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 raise refusal from None
         except Exception:
             log.exception("planning failed; the request goes on without it")
-            decided = _trimmed(asked, recognized)
+            decided = _trimmed(plan_request, recognized)
             degraded = (*degraded, "plan")
-        sent = None if asked.settings.observes or decided is None else decided.decision.raw_after
+        sent = (
+            None
+            if plan_request.settings.observes or decided is None
+            else decided.decision.raw_after
+        )
         is_close = sent is not None and sent > CLOSE * recognized.policy_limits.trigger
         if not await self.announce(
-            recognized, asked.id, model=asked.request.model, is_close=is_close, span=asked.span
+            recognized,
+            plan_request.id,
+            model=plan_request.request.model,
+            is_close=is_close,
+            span=plan_request.span,
         ):
             degraded = (*degraded, "store")
         plan = Plan(body=b"", recognized=recognized, refused=refused, degraded=degraded)
-        return self._written(asked, recognized, plan, decided)
+        return self._written(plan_request, recognized, plan, decided)
 
     async def harder(
-        self, asked: PlanRequest, before: Plan, *, attempt: int, window: int | None = None
+        self, plan_request: PlanRequest, before: Plan, *, attempt: int, window: int | None = None
     ) -> Plan | None:
         """A smaller request, None where there is none; ``window`` is one that only this request has
         met.
@@ -265,80 +286,84 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             return None
         sent = before.sent or before.recognized.transcript.tokens
         try:
-            recognized = await self._anew(asked, before.recognized, window=window)
+            recognized = await self._anew(plan_request, before.recognized, window=window)
             aim = min(
                 recognized.limits.budget.soft_limit,
                 int(sent * HARDER[min(attempt, len(HARDER)) - 1]),
             )
             try:
-                decided = await self._decide(asked, recognized, ceiling=aim)
+                decided = await self._decide(plan_request, recognized, ceiling=aim)
             except BudgetUnreachable:
-                return await self._just_smaller(asked, recognized, before, sent)
+                return await self._just_smaller(plan_request, recognized, before, sent)
         except ContextLengthExceeded:
             raise
         except Exception:
             log.exception("planning a smaller request failed")
             return None
         smaller = decided is not None and decided.decision.raw_after < sent
-        return self._written(asked, recognized, before, decided) if smaller else None
+        return self._written(plan_request, recognized, before, decided) if smaller else None
 
-    async def lighter(self, asked: PlanRequest, before: Plan) -> Plan | None:
+    async def lighter(self, plan_request: PlanRequest, before: Plan) -> Plan | None:
         """The request within what its upstream is now known to take beside tokens; None where it is
         as it was.
         """
         if before.recognized is None:
             return None
         try:
-            recognized = await self._anew(asked, before.recognized)
-            plan = self._written(asked, recognized, before, await self._decide(asked, recognized))
+            recognized = await self._anew(plan_request, before.recognized)
+            plan = self._written(
+                plan_request, recognized, before, await self._decide(plan_request, recognized)
+            )
         except Exception:
             log.exception("planning a lighter request failed")
             return None
         return None if plan.body == before.body else plan
 
     async def _anew(
-        self, asked: PlanRequest, recognized: Recognized, *, window: int | None = None
+        self, plan_request: PlanRequest, recognized: Recognized, *, window: int | None = None
     ) -> Recognized:
         """The same request within what is known of its limits now, counted to the token."""
-        limits = await asked.limits()
+        limits = await plan_request.limits()
         if window is not None:
             limits = limits.within(window)
         transcript = recognized.transcript
         if recognized.sampled:
-            read = (await self._read(asked)).transcript
+            read = (await self._read(plan_request)).transcript
             transcript = replace(read, chain=transcript.chain, floating=transcript.floating)
         return msgspec.structs.replace(
             recognized,
             view=await self.conversations.view(recognized.thread, limits.believed),
             limits=limits,
-            policy_limits=self.limits_of(asked.settings, limits.budget),
+            policy_limits=self.limits_of(plan_request.settings, limits.budget),
             transcript=transcript,
             sampled=False,
-            loads=self._loads(asked, transcript, limits),
+            loads=self._loads(plan_request, transcript, limits),
         )
 
     def _loads(
-        self, asked: PlanRequest, transcript: Transcript, limits: ModelLimits
+        self, plan_request: PlanRequest, transcript: Transcript, limits: ModelLimits
     ) -> tuple[Load, ...]:
-        if asked.settings.observes or not limits.most:
+        if plan_request.settings.observes or not limits.most:
             return ()
-        loads = self.scales.loads(asked.request, transcript, limits.most)
+        loads = self.scales.loads(plan_request.request, transcript, limits.most)
         # of what the provider holds no entries and no bytes go up
         return tuple(
-            load for load in loads if not asked.follows or load.kind not in ("entries", "bytes")
+            load
+            for load in loads
+            if not plan_request.follows or load.kind not in ("entries", "bytes")
         )
 
     async def _just_smaller(
-        self, asked: PlanRequest, recognized: Recognized, before: Plan, sent: int
+        self, plan_request: PlanRequest, recognized: Recognized, before: Plan, sent: int
     ) -> Plan | None:
         try:
-            decided = await self._decide(asked, recognized, ceiling=sent - 1)
+            decided = await self._decide(plan_request, recognized, ceiling=sent - 1)
         except BudgetUnreachable as error:
             if sum(error.buckets.values()) > error.window - error.reserve:
                 raise too_long(error) from None
             # by Weir's count it fits: the upstream counts what Weir cannot see, and says so itself
             return None
-        return self._written(asked, recognized, before, decided)
+        return self._written(plan_request, recognized, before, decided)
 
     async def announce(
         self,
@@ -367,8 +392,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         )
         is_new_name = not thread.stored and thread.branch.name != thread.branch.conversation
         if not book.shared and not is_new_name:
-            if is_close and not self.settler.failing:
-                self.settler.put(arrival())
+            if is_close and not self.write_queue.failing:
+                self.write_queue.put(arrival())
             return True
         at = span.now()
         try:
@@ -384,7 +409,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             span.since(at, "store")
         return True
 
-    async def _elsewhere(self, asked: PlanRequest, recognized: Recognized) -> tuple[Elsewhere, ...]:
+    async def _elsewhere(
+        self, plan_request: PlanRequest, recognized: Recognized
+    ) -> tuple[Elsewhere, ...]:
         """Texts about the newest user message that the client may not send any more, or that are
         like it.
 
@@ -394,22 +421,24 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         thread = recognized.thread
         transcript = recognized.transcript
         current = last_user(transcript.messages)
-        model = asked.settings.embeddings
-        if not asked.settings.recall.is_automatic or current is None:
+        model = plan_request.settings.embeddings
+        if not plan_request.settings.recall.is_automatic or current is None:
             return ()
-        if current - transcript.head < recognized.length or (asked.name is None and model is None):
+        if current - transcript.head < recognized.length or (
+            plan_request.name is None and model is None
+        ):
             return ()
         conversation = thread.branch.conversation
-        ask = None if asked.settings.observes else asked.ask
+        ask = None if plan_request.settings.observes else plan_request.ask
         try:
             return await elsewhere(
                 self.store,
-                asked.tenant,
+                plan_request.tenant,
                 conversation,
                 transcript.read(current).text,
                 known={m.ref for m in transcript.messages},
-                named=asked.name is not None,
-                alike=by_likeness(self.store, asked.tenant, conversation, model, ask),
+                named=plan_request.name is not None,
+                alike=by_likeness(self.store, plan_request.tenant, conversation, model, ask),
             )
         except StoreError as error:
             log.warning(
@@ -417,7 +446,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             )
             return ()
 
-    async def _take_notes(self, asked: PlanRequest, recognized: Recognized) -> None:
+    async def _take_notes(self, plan_request: PlanRequest, recognized: Recognized) -> None:
         thread = recognized.thread
         if thread.has_notes:
             return
@@ -427,7 +456,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)
             ]
             # others may have begun alike: only what its own messages hold is its own
-            if notes and asked.name is None:
+            if notes and plan_request.name is None:
                 read = partial(notes_of, recognized.transcript, known=ConversationState())
                 own = {(note.category, note.text) for note in await asyncio.to_thread(read)}
                 beside = ("api", "model") if thread.parent is None else ("api",)
@@ -439,12 +468,17 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             thread.known = replace(thread.known, notes=tuple(notes))
             thread.has_notes = True
 
-    def _passed(self, asked: PlanRequest, recognized: Recognized) -> _Decided | None:
+    def _passed(self, plan_request: PlanRequest, recognized: Recognized) -> _Decided | None:
         view = recognized.view
         limits = recognized.policy_limits
-        if not view.ledger.is_empty or asked.edits is not None or asked.unbinds or recognized.loads:
+        if (
+            not view.ledger.is_empty
+            or plan_request.edits is not None
+            or plan_request.unbinds
+            or recognized.loads
+        ):
             return None
-        known = recognized.known(observed=asked.settings.observes)
+        known = recognized.known(observed=plan_request.settings.observes)
         at = self.clock()
         decision = passed(
             recognized.transcript, known=known, limits=limits, trend=recognized.trend, at=at
@@ -454,13 +488,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return None if decision is None else _Decided(decision)
 
     async def _decide_or_refuse(
-        self, asked: PlanRequest, recognized: Recognized
+        self, plan_request: PlanRequest, recognized: Recognized
     ) -> _Decided | None:
         thread = recognized.thread
         transcript = recognized.transcript
         budget = recognized.limits.budget
         trend = recognized.trend
-        observed = asked.settings.observes
+        observed = plan_request.settings.observes
         needless = partial(is_needless, transcript, limits=recognized.policy_limits, trend=trend)
         lengths = (recognized.length, trend.length - transcript.head)
         told = await self.conversations.take_back(
@@ -474,12 +508,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             transcript.tokens,
             transcript.tools,
         )
-        case = (asked.settings, budget.window, budget.hard_limit, asked.edits)
+        case = (plan_request.settings, budget.window, budget.hard_limit, plan_request.edits)
         before, facts = self._refused.get(key, (None, {}))
         if before == case:
             raise BudgetUnreachable(**facts)
         try:
-            decided = await self._decide(asked, recognized)
+            decided = await self._decide(plan_request, recognized)
         except BudgetUnreachable as error:
             if not isinstance(error, BucketExceeded):
                 self._refused[key] = (case, vars(error))
@@ -488,38 +522,40 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return decided and decided._replace(decision=decided.decision._replace(events=events))
 
     async def _decide(
-        self, asked: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
+        self, plan_request: PlanRequest, recognized: Recognized, *, ceiling: int | None = None
     ) -> _Decided | None:
         thread = recognized.thread
-        observed = asked.settings.observes
+        observed = plan_request.settings.observes
         budget = recognized.limits.budget
-        span = asked.span
+        span = plan_request.span
         beside = tuple[Elsewhere, ...]()
         view = recognized.view
         if not view.ledger.is_empty:
             at = span.now()
-            await self._take_notes(asked, recognized)
-            beside = await self._elsewhere(asked, recognized) if ceiling is None else ()
+            await self._take_notes(plan_request, recognized)
+            beside = await self._elsewhere(plan_request, recognized) if ceiling is None else ()
             span.since(at, "store")
         planning = partial(
             plan,
             readable(recognized),
-            settings=asked.settings,
+            settings=plan_request.settings,
             budget=budget,
-            counter=asked.counter,
+            counter=plan_request.counter,
             trend=recognized.trend,
             ceiling=ceiling,
-            summarizer_input=asked.summarizer_input,
+            summarizer_input=plan_request.summarizer_input,
             readings=self.readings,
             limits=recognized.policy_limits,
             pages=self.pages,
             elsewhere=beside,
-            edits=asked.edits,
-            unbinds=asked.unbinds,
+            edits=plan_request.edits,
+            unbinds=plan_request.unbinds,
             loads=recognized.loads,
             announce=span.lap,
         )
-        run = partial(self.workers.run, key=asked.tenant, span=span, since=asked.since)
+        run = partial(
+            self.workers.run, key=plan_request.tenant, span=span, since=plan_request.since
+        )
         last: _Decided | None = None
         is_long = len(recognized.transcript.messages) > MANY
         for _ in range(MAX_REPLANS):
@@ -545,9 +581,9 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                     # another request of this conversation has just decided, or its state was saved
                     continue
                 ask = (
-                    unpaid(asked.ask)
+                    unpaid(plan_request.ask)
                     if observed
-                    else partial(self._answer, asked, recognized, known, turn)
+                    else partial(self._answer, plan_request, recognized, known, turn)
                 )
                 try:
                     decision = await run(
@@ -556,7 +592,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 except _DoneMeanwhile:
                     continue
                 last = _Decided(decision, prepared=known.prepared is not None)
-                held = await self._hold(asked, recognized, known, last)
+                held = await self._hold(plan_request, recognized, known, last)
                 if held is not None:
                     # not before: who sends the same meanwhile has to have the batch too
                     view.follow(decision.trend)
@@ -569,13 +605,13 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _hold(
         self,
-        asked: PlanRequest,
+        plan_request: PlanRequest,
         recognized: Recognized,
         known: ConversationState,
         decided: _Decided,
     ) -> _Decided | None:
         decision = decided.decision
-        settings = asked.settings
+        settings = plan_request.settings
         evicted = await asyncio.to_thread(
             evictions_of, recognized.transcript, decision, known, settings=settings
         )
@@ -586,37 +622,37 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             view = recognized.view
             view.shadow = view.decided(observed=True).with_batch(decision.edits, decision.cut)
             return decided
-        return await self._commit(asked, recognized, known, decided)
+        return await self._commit(plan_request, recognized, known, decided)
 
     async def _answer(
         self,
-        asked: PlanRequest,
+        plan_request: PlanRequest,
         recognized: Recognized,
         known: ConversationState,
         turn: "_Turn",
         effect: Effect,
     ) -> Reply:
         if not isinstance(effect, Save):
-            return await asked.ask(effect)
+            return await plan_request.ask(effect)
         thread = recognized.thread
         if effect.reason == BEFORE_MODEL:
-            at = asked.span.now()
+            at = plan_request.span.now()
             if thread.preparing is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(asked.patience.left()):
+                    async with asyncio.timeout(plan_request.patience.left()):
                         await thread.preparing.wait()
-            await turn.take(asked.patience.left())
-            asked.span.since(at, "wait", "summary")
+            await turn.take(plan_request.patience.left())
+            plan_request.span.since(at, "wait", "summary")
             if (
                 thread.known.prepared is not known.prepared
                 or recognized.view.ledger.edits is not known.edits
             ):
                 raise _DoneMeanwhile
-        if asked.settings.checkpoints.save_at is None:
+        if plan_request.settings.checkpoints.save_at is None:
             return Failed("off")
-        at = asked.span.now()
-        version = await self.save(recognized, effect, request=asked.id)
-        asked.span.since(at, "store")
+        at = plan_request.span.now()
+        version = await self.save(recognized, effect, request=plan_request.id)
+        plan_request.span.since(at, "store")
         return Failed("store") if version is None else StateSaved(version)
 
     async def save(self, recognized: Recognized, effect: Save, *, request: str = "") -> int | None:
@@ -632,7 +668,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
             window_id=Checkpoint.from_json(effect.checkpoint).window_id,
             request=request,
         )
-        if self.settler.failing:
+        if self.write_queue.failing:
             return None
         thread = recognized.thread
 
@@ -661,18 +697,18 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _commit(
         self,
-        asked: PlanRequest,
+        plan_request: PlanRequest,
         recognized: Recognized,
         known: ConversationState,
         decided: _Decided,
     ) -> _Decided | None:
-        at = asked.span.now()
+        at = plan_request.span.now()
         change = await asyncio.to_thread(
-            change_of, asked, recognized, decided.decision, decided.evictions, self.clock()
+            change_of, plan_request, recognized, decided.decision, decided.evictions, self.clock()
         )
         change = msgspec.structs.replace(change, prepared=known.prepared)
         stored = await self._store(recognized.thread, change)
-        asked.span.since(at, "store")
+        plan_request.span.since(at, "store")
         if stored is None:
             return None
         if stored and change.checkpoint is not None:
@@ -687,7 +723,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         async def commit() -> None:
             thread.apply(change, await self.store.commit(change))
 
-        if not self.settler.failing:
+        if not self.write_queue.failing:
             try:
                 await _to_its_end(commit())
             except StaleVersion as stale:
@@ -700,22 +736,30 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 log.error("a batch of edits could not be stored, it holds in memory: %s", error)
             else:
                 return True
-        self.settler.keep(change)
+        self.write_queue.keep(change)
         thread.apply(change, change.expected + 1)
         return False
 
     def _written(
-        self, asked: PlanRequest, recognized: Recognized, before: Plan, decided: _Decided | None
+        self,
+        plan_request: PlanRequest,
+        recognized: Recognized,
+        before: Plan,
+        decided: _Decided | None,
     ) -> Plan:
         decision = None if decided is None else decided.decision
-        body, sent = self._body(asked, recognized, decision)
-        is_changed = asked.unbinds or (decision is not None and decision.pieces is not None)
-        drops = is_changed and not asked.settings.observes and asked.drops_unbound
+        body, sent = self._body(plan_request, recognized, decision)
+        is_changed = plan_request.unbinds or (decision is not None and decision.pieces is not None)
+        drops = is_changed and not plan_request.settings.observes and plan_request.drops_unbound
+        betas: tuple[bytes, ...] = ()
+        if drops:
+            body, betas = plan_request.request.codec.with_unbound_dropped(body)
         evictions, degraded = ((), ()) if decided is None else (decided.evictions, decided.degraded)
         return msgspec.structs.replace(
             before,
-            body=with_unbound_dropped(body) if drops else body,
-            betas=(DROPS_UNBOUND,) if drops else (),
+            body=body,
+            betas=betas,
+            drops_unbound=drops,
             sent=sent,
             recognized=recognized,
             decision=decision,
@@ -726,25 +770,25 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _body(
-        asked: PlanRequest, recognized: Recognized, decision: Decision | None
+        plan_request: PlanRequest, recognized: Recognized, decision: Decision | None
     ) -> tuple[bytes, int]:
-        request = asked.request
+        request = plan_request.request
         transcript = recognized.transcript
-        observes = asked.settings.observes
+        observes = plan_request.settings.observes
         sent = transcript.tokens
         by_weir = recognized.marked
         if request.messages is None:
             return request.body, sent
         pieces = decision.pieces if decision is not None and not observes else None
-        where = "off" if observes else asked.settings.cache_breakpoint
+        where = "off" if observes else plan_request.settings.cache_breakpoint
         if pieces is None and not by_weir and where == "off":
             return request.body, sent
         marker = {} if where == "off" else breakpoint_for(where, request.body)
         marked = partial(rewritten, request, head=transcript.head, marker=marker)
         if pieces is not None and decision is not None:
-            at = asked.span.now()
+            at = plan_request.span.now()
             same = not by_weir and _is_as_it_came(pieces, len(transcript.messages))
-            role = asked.settings.summaries.role
+            role = plan_request.settings.summaries.role
             roles = [message.role for message in transcript.messages]
             messages = (
                 None
@@ -754,7 +798,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 )
             )
             body = marked(messages=messages, pruned=decision.pruned)
-            asked.span.since(at, "render")
+            plan_request.span.since(at, "render")
             return body, decision.raw_after
         if by_weir:
             bare = [
@@ -815,14 +859,19 @@ class _Turn:
 class _DoneMeanwhile(Exception): ...
 
 
-def _trimmed(asked: PlanRequest, recognized: Recognized) -> _Decided | None:
-    if asked.settings.observes:
+def _trimmed(plan_request: PlanRequest, recognized: Recognized) -> _Decided | None:
+    if plan_request.settings.observes:
         return None
     try:
-        settings = asked.settings
+        settings = plan_request.settings
         budget = recognized.limits.budget
         return _Decided(
-            trim(recognized.transcript, settings=settings, budget=budget, counter=asked.counter)
+            trim(
+                recognized.transcript,
+                settings=settings,
+                budget=budget,
+                counter=plan_request.counter,
+            )
         )
     except Exception:
         log.exception("trimming failed too; the request goes up as it came")

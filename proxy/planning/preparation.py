@@ -44,7 +44,7 @@ and reading costs.
 
 
 class Work(msgspec.Struct, frozen=True):
-    asked: PlanRequest
+    plan_request: PlanRequest
     ask: Ask
     recognized: Recognized
     prepare: bool
@@ -121,7 +121,7 @@ class Preparation:
     """
 
     store: Store
-    settler: WriteBehindQueue
+    write_queue: WriteBehindQueue
     workers: Workers
     readings: SharedReadings
     save: Callable[..., Awaitable[int | None]]
@@ -134,7 +134,7 @@ class Preparation:
 
     def after(
         self,
-        asked: PlanRequest,
+        plan_request: PlanRequest,
         plan: Plan,
         *,
         save: str | None = None,
@@ -145,7 +145,7 @@ class Preparation:
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done
         has a trace under ``trace``, the request's.
         """
-        work = self._work(asked, plan, save, trace)
+        work = self._work(plan_request, plan, save, trace)
         if work is None or self._background.is_closing:
             return
         branch = work.thread.branch.branch
@@ -157,11 +157,11 @@ class Preparation:
             self._start(branch, work)
 
     def _work(
-        self, asked: PlanRequest, plan: Plan, reason: str | None, trace: ExchangeTrace
+        self, plan_request: PlanRequest, plan: Plan, reason: str | None, trace: ExchangeTrace
     ) -> Work | None:
         decision = plan.decision
         recognized = plan.recognized
-        settings = asked.settings
+        settings = plan_request.settings
         if decision is None or recognized is None or settings.observes:
             return None
         thread = recognized.thread
@@ -206,8 +206,8 @@ class Preparation:
         if not (soft or save or read or warm or embed):
             return None
         return Work(
-            asked,
-            asked.ask,
+            plan_request,
+            plan_request.ask,
             recognized,
             soft,
             save,
@@ -242,8 +242,8 @@ class Preparation:
         LOG_CONTEXT.set(work.about)
         trace = work.trace.follow(names.PREPARE_SPAN)
         failed = None
-        if work.asked.ask_later is not None:
-            work = msgspec.structs.replace(work, ask=work.asked.ask_later(trace=trace))
+        if work.plan_request.ask_later is not None:
+            work = msgspec.structs.replace(work, ask=work.plan_request.ask_later(trace=trace))
         try:
             failed = await self._do_all(work)
         finally:
@@ -268,13 +268,15 @@ class Preparation:
         if not work.read:
             return
         thread = work.thread
-        settings = work.asked.settings
+        settings = work.plan_request.settings
         known = work.recognized.known()
         transcript = work.recognized.transcript
         found: tuple[Note, ...] = await self._run(work, notes_of, new=True, known=known)
         if wants_notes(transcript, settings=settings, known=known):
-            reads = work.asked.summarizer_input or work.recognized.limits.budget.soft_limit
-            flow = write_notes(transcript, known=known, counter=work.asked.counter, max_input=reads)
+            reads = work.plan_request.summarizer_input or work.recognized.limits.budget.soft_limit
+            flow = write_notes(
+                transcript, known=known, counter=work.plan_request.counter, max_input=reads
+            )
             found += await drive(flow, await asyncio.to_thread(step, flow), work.ask)
         await self._keep_notes(thread, found)
         if settings.checkpoints.save_at is not None and work.save is None:
@@ -288,7 +290,8 @@ class Preparation:
         at = self.clock()
         branch = thread.branch
         rows = [NoteRow.of(note, at=at) for note in notes]
-        await self.settler.flush()  # notes belong to a conversation, which may not be stored yet
+        # notes belong to a conversation, which may not be stored yet
+        await self.write_queue.flush()
         if await self.store.add_notes(branch.tenant, branch.conversation, rows):
             thread.known = replace(thread.known, notes=())
             thread.has_notes = False
@@ -323,7 +326,7 @@ class Preparation:
 
     async def _read_state(self, work: Work, known: ConversationState) -> Checkpoint:
         readings = self.readings
-        counter = work.asked.counter
+        counter = work.plan_request.counter
         state: Checkpoint = await self._run(
             work, state_of, known=known, counter=counter, readings=readings
         )
@@ -339,7 +342,7 @@ class Preparation:
         return await self.workers.run(bound, key=BACKGROUND, branch=branch, ask=work.ask)
 
     async def _embed(self, work: Work) -> None:
-        model = work.asked.settings.embeddings
+        model = work.plan_request.settings.embeddings
         branch = work.thread.branch
         if model is None or not work.embed:
             return
@@ -378,18 +381,18 @@ class Preparation:
 
     async def _prepare_now(self, work: Work) -> None:
         thread = work.thread
-        asked = work.asked
+        plan_request = work.plan_request
         length = len(work.recognized.transcript.chain)
         thread.preparing = asyncio.Event()
         try:
             prepared: Prepared | None = await self._run(
                 work,
                 prepare,
-                settings=asked.settings,
+                settings=plan_request.settings,
                 budget=work.recognized.limits.budget,
                 known=work.recognized.known(),
-                counter=asked.counter,
-                summarizer_input=asked.summarizer_input,
+                counter=plan_request.counter,
+                summarizer_input=plan_request.summarizer_input,
                 readings=self.readings,
             )
             thread.failed = length if prepared is not None and not prepared.text else 0
@@ -398,7 +401,7 @@ class Preparation:
             thread.preparing.set()
             thread.preparing = None
         if prepared is not None and thread.known.prepared is prepared:
-            await self.settler.flush()  # what waits for a branch needs the branch to be stored
+            await self.write_queue.flush()  # what waits for a branch needs the branch to be stored
             await self.store.prepare(thread.branch.tenant, thread.branch.branch, prepared)
 
     def _use(self, recognized: Recognized, prepared: Prepared | None) -> None:

@@ -152,8 +152,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``recognized`` is None for a request that is not managed, or could not be read; ``sent`` the
     uncalibrated tokens of what goes up, 0 where they were not counted; ``evictions`` what was newly
     taken out, or would have been; ``refused`` why an observed request would have been refused;
-    ``betas`` features of Anthropic's that the body needs beyond the client's; ``restarted`` that it
-    begins anew what the provider holds; ``native`` that the provider is to compact.
+    ``betas`` features of Anthropic's that the body needs beyond the client's; ``drops_unbound``
+    that the provider leaves out thinking; ``restarted`` that it begins anew what the provider
+    holds; ``native`` that the provider is to compact.
     """
 
     body: bytes
@@ -165,6 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
     degraded: Sequence[str] = ()
     betas: tuple[bytes, ...] = ()
+    drops_unbound: bool = False
     restarted: bool = False
     native: bool = False
 
@@ -219,7 +221,7 @@ def empty_change(recognized: Recognized, now: float) -> Change:
 
 
 def change_of(
-    asked: PlanRequest,
+    plan_request: PlanRequest,
     recognized: Recognized,
     decision: Decision,
     evictions: tuple[EvictionRow, ...],
@@ -229,16 +231,16 @@ def change_of(
     cut = decision.cut
     thread = recognized.thread
     messages = recognized.transcript.messages
-    state = decision.checkpoint if asked.settings.checkpoints.save_at is not None else None
-    base = max(1, recognized.limits.budget.base(asked.settings))
+    state = decision.checkpoint if plan_request.settings.checkpoints.save_at is not None else None
+    base = max(1, recognized.limits.budget.base(plan_request.settings))
     return msgspec.structs.replace(
         nothing,
         edits=decision.edits,
         cut=cut,
         originals=(
-            *(_original(asked, recognized, i) for i in decision.removed),
-            *_middles(asked, recognized, decision),
-            *_definitions(asked, decision),
+            *(_original(plan_request, recognized, i) for i in decision.removed),
+            *_middles(plan_request, recognized, decision),
+            *_definitions(plan_request, decision),
         ),
         covered=tuple(messages[i].ref for i in decision.covered),
         checkpoint=None if state is None else stamped(state, now, version=nothing.expected + 1),
@@ -250,8 +252,8 @@ def change_of(
         ),
         resumed=thread.known.resumed if cut is not None and cut.origin == "resume" else None,
         evictions=evictions,
-        request=asked.id,
-        figures=figures_of(decision, asked.settings, base=base),
+        request=plan_request.id,
+        figures=figures_of(decision, plan_request.settings, base=base),
         condensed=condensed_in(decision),
     )
 
@@ -261,11 +263,11 @@ def stamped(checkpoint: str, at: float, *, version: int) -> str:
     return replace(Checkpoint.from_json(checkpoint), version=version, saved_at=moment).to_json()
 
 
-def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
+def _definitions(plan_request: PlanRequest, decision: Decision) -> Iterator[Original]:
     new = {edit.ref for edit in decision.edits if edit.kind is EditKind.PRUNE_TOOLS}
     if not new:
         return
-    for name, raws in tool_definitions(asked.request).items():
+    for name, raws in tool_definitions(plan_request.request).items():
         ref = ToolDefinition(name, 0).digest.hex()[:12]
         if ref in new:
             body = bytes(raws[0]) if len(raws) == 1 else b"[" + b",".join(raws) + b"]"
@@ -273,25 +275,27 @@ def _definitions(asked: PlanRequest, decision: Decision) -> Iterator[Original]:
             yield Original(
                 ref=ref,
                 role="tool_definition",
-                tokens=asked.counter.count(said),
+                tokens=plan_request.counter.count(said),
                 body=body,
                 text=said,
             )
 
 
-def _original(asked: PlanRequest, recognized: Recognized, index: int) -> Original:
+def _original(plan_request: PlanRequest, recognized: Recognized, index: int) -> Original:
     message = recognized.transcript.messages[index]
-    raw = (asked.request.messages or ())[index]
+    raw = (plan_request.request.messages or ())[index]
     return Original(
         ref=message.ref,
         role=message.role,
         tokens=message.tokens,
-        body=asked.request.codec.stored(raw),
+        body=plan_request.request.codec.stored(raw),
         text=recognized.transcript.read(index).everything,
     )
 
 
-def _middles(asked: PlanRequest, recognized: Recognized, decision: Decision) -> Iterator[Original]:
+def _middles(
+    plan_request: PlanRequest, recognized: Recognized, decision: Decision
+) -> Iterator[Original]:
     """What was left out of messages that may be sent again with more behind them, under a name that
     does not change.
     """
@@ -308,7 +312,7 @@ def _middles(asked: PlanRequest, recognized: Recognized, decision: Decision) -> 
             role = recognized.transcript.messages[piece.index].role
             body = json.dumps({"role": role, "content": text}).encode()
             yield Original(
-                ref=ref, role=role, tokens=asked.counter.count(text), body=body, text=text
+                ref=ref, role=role, tokens=plan_request.counter.count(text), body=body, text=text
             )
 
 

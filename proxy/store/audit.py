@@ -336,6 +336,10 @@ def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
     return AuditEvent(OPERATOR, at, AuditType.POLICY_CHANGE, facts=facts)
 
 
+OF_A_KEY = ("concurrency", "requests_per_minute", "tokens_per_minute", "expires", "team", "budgets")
+"""What a key may take and until when, and whose it is: each is in the audit where it is set."""
+
+
 def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEvent:
     facts: dict[str, object] = {"change": "revoked", "key": key}
     if isinstance(key, KeyRow):
@@ -345,13 +349,11 @@ def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEve
             "models": len(key.models),
             "allow": list(key.allow),
         }
-        limits = {
-            name: getattr(key, name) for name in ("concurrency", "requests_per_minute", "expires")
-        }
+        limits = {name: getattr(key, name) for name in OF_A_KEY}
         facts = {
             "change": change,
             "digest": key.digest,
             **own,
-            **{n: v for n, v in limits.items() if v is not None},
+            **{n: v for n, v in limits.items() if v},
         }
     return AuditEvent(OPERATOR, at, AuditType.KEY_CHANGE, facts=facts)

@@ -78,7 +78,7 @@ def rotate_key(tx: Transaction, name: str, digest: str, *, at: float, until: flo
 def change_key(
     tx: Transaction,
     name: str,
-    values: Mapping[str, float | str | None],
+    values: Mapping[str, object],
     at: float,
     *,
     change: str = "limited",

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from proxy.store import inspections
 from proxy.store.answers import add_answers, add_provider_ids
 from proxy.store.audit import append, of_exchange
+from proxy.store.budgets import settle
 from proxy.store.conversations import add_checkups, follow_others, open_conversations, touch_chains
 from proxy.store.records import (
     AnswerRow,
@@ -33,7 +34,7 @@ from proxy.store.transaction import (
     recorded,
     stored,
 )
-from proxy.store.usage import ADD_RELAYED_TO_DAYS, ADD_TO_DAYS
+from proxy.store.usage import add_to_days
 
 R = TypeVar("R")
 Stored = TypeVar("Stored", ExchangeRow, RelayedRow)
@@ -48,6 +49,7 @@ TOUCH_BRANCH = overwriting(
         ),
     },
 )
+COUNTED = (ExchangeRow, RelayedRow)
 ADD = sa.insert(exchanges)
 ADD_RELAYED = sa.insert(relayed)
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -87,6 +89,7 @@ def record(
     In a ``shared`` store their checkups are made anew, from what all servers know of a
     conversation.
     """
+    settle(tx, [row.id for row in batch if isinstance(row, COUNTED) and row.reserved])
     add_answers(tx, [row for row in batch if isinstance(row, AnswerRow)])
     add_provider_ids(tx, [row for row in batch if isinstance(row, ProviderIdsRow)])
     _add_relayed(
@@ -104,7 +107,7 @@ def record(
     _touch_conversations(tx, rows, home)
     add_checkups(tx, rows, home)
     tx.many(ADD, [_values(row, home[row.id]) for row in rows])
-    tx.ask_each(ADD_TO_DAYS, ((row.tenant, row.id) for row in rows))
+    add_to_days(tx, exchanges, rows)
     inspections.keep(
         tx, [(row, row.inspection, home[row.id]) for row in rows if row.inspection is not None]
     )
@@ -149,7 +152,7 @@ def _new(tx: Transaction, rows: Sequence[Stored], *, known: sa.Select[Any]) -> l
 def _add_relayed(tx: Transaction, rows: Sequence[RelayedRow]) -> None:
     if rows:
         tx.many(ADD_RELAYED, [stored(relayed, row) for row in rows])
-        tx.ask_each(ADD_RELAYED_TO_DAYS, ((row.tenant, row.id) for row in rows))
+        add_to_days(tx, relayed, rows)
 
 
 def _values(row: ExchangeRow, home: str) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def _statement(text: str) -> sa.TextClause:
 # 1 and 2 are Refusal.RATE and Refusal.CONCURRENCY
 ENTER = _statement("""
 INSERT INTO key_use AS k (key, begun, open, refused, since)
-SELECT :key, jsonb_build_object(t.now::text, 1)::text,
+SELECT :key, jsonb_build_object(t.now::text, :count)::text,
   jsonb_build_object(:process, jsonb_build_array(:here, t.now + :open_for))::text, 0, t.now
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()))::bigint AS now) t
 ON CONFLICT (key) DO UPDATE SET (begun, open, refused, since) = (
   SELECT
     (CASE WHEN s.refused = 0
-      THEN s.begun || jsonb_build_object(s.now::text, coalesce((s.begun ->> s.now::text)::bigint, 0) + 1)
+      THEN s.begun || jsonb_build_object(s.now::text, coalesce((s.begun ->> s.now::text)::bigint, 0) + :count)
       ELSE s.begun END)::text,
     (s.open || jsonb_build_object(:process, jsonb_build_array(
       CASE WHEN s.refused = 0 THEN :here ELSE :here - 1 END, s.now + :open_for)))::text,
@@ -77,13 +77,17 @@ WHERE k.key = b.key
 """)
 
 
-def enter(tx: Transaction, key: str, *, process: str, here: int, rate: int, most: int) -> KeyUse:
+def enter(
+    tx: Transaction, key: str, *, process: str, here: int, rate: int, most: int, count: int = 1
+) -> KeyUse:
     """Whether one more request of a key may begin: ``rate`` in a minute, ``most`` at once, 0 for as
     many as come.
 
-    ``here`` are those that the process then has open, this one too.
+    ``here`` are those that the process then has open, this one too; in its minute it counts as
+    ``count``.
     """
     given = {"key": key, "process": process, "here": here, "rate": rate, "most": most}
+    given |= {"count": count}
     row = tx.execute(ENTER, {**given, "open_for": OPEN_FOR, "minute": MINUTE}).one()
     return KeyUse(refused=Refusal(row.refused), seconds=max(1, row.seconds))
 

@@ -174,7 +174,7 @@ class Listed(sa.types.TypeDecorator[tuple[Any, ...]]):
         return None if value is None else json.dumps(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002 - signature
-        return tuple(json.loads(value))
+        return None if value is None else tuple(json.loads(value))
 
 
 class Exact(sa.types.TypeDecorator[str]):

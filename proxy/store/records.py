@@ -225,6 +225,17 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 0
 
 
+NOT_READ_BACK = frozenset(
+    {
+        *("trend", "health", "events", "refusal", "floating", "inspection"),
+        *("key", "team", "reserved"),
+    }
+)
+"""Fields of an exchange that are no columns of it: they go to its branch, the audit, the bill and
+others.
+"""
+
+
 class ExchangeRow(msgspec.Struct, kw_only=True):
     """One request through Weir, written after its answer.
 
@@ -254,6 +265,8 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
             audit and not read back with the row.
         floating: digests of the messages that its client moves; written to its branch.
         inspection: its two arrays, kept for who looks at it.
+        key: whose budget it counts in (see ``key_days``), empty for none; ``team`` that key's.
+        reserved: whether something of a budget is reserved for it.
     """
 
     id: str
@@ -297,6 +310,9 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
     refusal: Mapping[str, object] = msgspec.field(default_factory=dict)
     floating: tuple[bytes, ...] = ()
     inspection: Inspection | None = None
+    key: str = ""
+    team: str = ""
+    reserved: bool = False
 
 
 class RelayedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,6 +334,9 @@ class RelayedRow(msgspec.Struct, frozen=True, kw_only=True):
     usage_completion: int | None = None
     usage_cached: int | None = None
     cost: float | None = None
+    key: str = ""
+    team: str = ""
+    reserved: bool = False
 
 
 class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -514,7 +533,8 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret: ``digest`` is the HMAC-SHA-256 of it, hex.
 
     From ``revoked`` or ``expires`` on it no longer holds. ``tenant`` is whose conversations it
-    opens, None for those that its digest names: a key that took another's place has the other's.
+    opens, None for those that its digest names: a key that took another's place has the
+    other's. ``budgets`` are texts as :func:`proxy.config.budgets.budget_in` reads them.
     """
 
     name: str
@@ -528,6 +548,9 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     requests_per_minute: int | None = None
     expires: float | None = None
+    tokens_per_minute: int | None = None
+    team: str | None = None
+    budgets: tuple[str, ...] | None = None
 
 
 class Refusal(IntEnum):

@@ -10,6 +10,7 @@ is loaded only where there is something to migrate: it costs 110 ms and 9 MB at 
 otherwise.
 """
 
+import importlib
 import re
 from collections.abc import Mapping
 from types import NoneType
@@ -33,8 +34,10 @@ from proxy.store.packing import (
 )
 from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
-HEAD = "1"
+HEAD = "2"
 """The newest of the revisions in ``proxy/store/migrations/versions``."""
+OLDER = frozenset({"1"})
+"""Those that a database is brought up from."""
 UNRELEASED = re.compile("00[0-9]{2}")
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 OF_TENANT = sa.bindparam("tenant", type_=TENANT)
@@ -267,7 +270,7 @@ exchanges = _table(
     "tenant id",
     _fields(
         records.ExchangeRow,
-        without="name trend parent_conversation health events refusal floating inspection",
+        without=" ".join(("name", "parent_conversation", *records.NOT_READ_BACK)),
         id=REQUEST,
         parent=BRANCH,
         detail=Compressed(),
@@ -299,6 +302,27 @@ usage_days = _table(
 ``NO_CONVERSATION``.
 """
 
+key_days = _table(
+    "key_days",
+    "key team at model",
+    _required(key=TENANT, team=Plain(), at=sa.Double, model=Plain()),
+    _fields(records.UsageRow, without="tenant group"),
+    [sa.Index("key_days_of_team", "team", "at"), sa.Index("key_days_at", "at")],
+    sqlite_with_rowid=False,
+)
+"""The same by key and team, which is what budgets are looked up in. ``key`` is the tenant that a
+key has by itself, whatever ``auth.tenant`` makes of its requests; a team is empty for a key without
+one.
+"""
+
+reservations = _table(
+    "reservations",
+    "id",
+    _required(id=REQUEST, key=TENANT, team=Plain(), tokens=sa.BigInteger, dollars=sa.Double),
+    _required(expires=sa.Double),
+    [sa.Index("reservations_of_key", "key"), sa.Index("reservations_of_team", "team")],
+)
+
 inspected = _table(
     "inspected",
     "tenant conversation",
@@ -320,7 +344,10 @@ inspected_parts = _table(
 )
 
 relayed = _table(
-    "relayed", "tenant id", _fields(records.RelayedRow, id=REQUEST), [sa.Index("relayed_at", "at")]
+    "relayed",
+    "tenant id",
+    _fields(records.RelayedRow, without="key team reserved", id=REQUEST),
+    [sa.Index("relayed_at", "at")],
 )
 
 answers = _table(
@@ -384,7 +411,15 @@ audit = _table(
 keys = _table(
     "keys",
     "name",
-    _fields(records.KeyRow, without="tenant", policy=Plain(), models=Listed(), allow=Listed()),
+    _fields(
+        records.KeyRow,
+        without="tenant",
+        policy=Plain(),
+        models=Listed(),
+        allow=Listed(),
+        team=Plain(),
+        budgets=Listed(),
+    ),
     [sa.Index("keys_digest", "digest", unique=True)],
 )
 
@@ -425,18 +460,26 @@ def ensure(connection: sa.Connection) -> None:
     """Make the tables of a new database. Raises :class:`StoreError` for one that this Weir cannot
     use.
     """
-    # as all revisions would; alembic itself, of 130 modules, is for those to come
-    if known(connection) is None:
+    found = known(connection)
+    if found is None:  # as all revisions would, without alembic
         make(connection)
         connection.execute(
             sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
         )
         connection.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+    elif found != HEAD:  # alembic is 130 modules: loaded only where there is something to migrate
+        importlib.import_module("proxy.store.migrations").upgrade(connection)
 
 
 def check(connection: sa.Connection) -> None:
-    if known(connection) is None:
+    found = known(connection)
+    if found is None:
         raise StoreError("the database has no tables: run `weir db migrate`", reason="schema")
+    if found != HEAD:
+        raise StoreError(
+            f"the database has schema {found}, and this Weir has {HEAD}: run `weir db migrate`",
+            reason="schema",
+        )
 
 
 def known(connection: sa.Connection) -> str | None:
@@ -449,7 +492,7 @@ def known(connection: sa.Connection) -> str | None:
             raise CorruptStore("the file is a database of some other program", reason="foreign")
         return None
     found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-    if found is None or found == HEAD:
+    if found is None or found == HEAD or found in OLDER:
         return found
     if UNRELEASED.fullmatch(found):
         raise StoreError(

@@ -20,6 +20,7 @@ from proxy.store import answers as answers_
 from proxy.store import (
     archive,
     branches,
+    budgets,
     configuration,
     exchanges,
     inspections,
@@ -35,6 +36,7 @@ from proxy.store import removed as removed_
 from proxy.store import usage as usage_
 from proxy.store.engine import Database
 from proxy.store.records import (
+    DAY,
     Arrival,
     ConversationRow,
     ExchangeRow,
@@ -54,6 +56,7 @@ Method = Callable[Concatenate["Store", P], Coroutine[Any, Any, T]]
 POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
+MONTH = 31 * DAY
 INDEXED_AT_ONCE = 4  # steps of 256 KiB that a batch of rows waits for
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
@@ -232,6 +235,10 @@ class Store:
     rotate_key = writing(configuration.rotate_key)
     enter_key = writing(key_use.enter, "enter_key")
     keep_key_use = writing(key_use.keep)
+    reserve = writing(budgets.reserve, "reserve")
+    spent = reading(budgets.spent)
+    renew_reservations = writing(budgets.renew)
+    is_first_notice = writing(budgets.is_first)
     save_policy = writing(configuration.save_policy)
     delete_policy = writing(configuration.delete_policy)
     policies = reading(configuration.all_policies)
@@ -345,6 +352,8 @@ class Store:
         """Delete for good what requests took on days that began before ``before``."""
         while await self._write(partial(maintenance.prune, key=usage_days.c.at, before=before)):
             pass
+        # a budget of this month looks back so far
+        await self._write(partial(usage_.prune_keys, before=before - MONTH))
 
     async def fit(self, most: int, *, before: float, at: float) -> int:
         """Delete conversations last used before ``before`` if the database takes more than ``most``

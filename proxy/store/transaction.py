@@ -181,9 +181,9 @@ class Transaction:
         return self.execute(statement, row).rowcount == 1
 
 
-def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: int = AT_ONCE) -> Iterator[list[T]]:
     iterator = iter(items)
-    while chunk := list(islice(iterator, AT_ONCE)):
+    while chunk := list(islice(iterator, size)):
         yield chunk
 
 

@@ -14,19 +14,30 @@ from sqlalchemy.dialects.postgresql import Insert
 
 from proxy.store import conversations as conversations_
 from proxy.store.audit import REFUSED
-from proxy.store.packing import CONVERSATION
-from proxy.store.records import DAY, ConversationRow, UsageRow
+from proxy.store.packing import CONVERSATION, TENANT, Plain
+from proxy.store.records import DAY, ConversationRow, ExchangeRow, RelayedRow, UsageRow
 from proxy.store.schema import (
     NO_CONVERSATION,
     alerts,
     conversations,
     exchanges,
+    key_days,
     relayed,
     usage_days,
 )
-from proxy.store.transaction import Transaction, among, larger, of, overwriting, owned, same, total
+from proxy.store.transaction import (
+    Transaction,
+    among,
+    chunks,
+    larger,
+    of,
+    overwriting,
+    owned,
+    same,
+    total,
+)
 
-By = Literal["model", "policy", "day", "conversation"]
+By = Literal["team", "model", "policy", "day", "conversation", "key"]
 ADDED = tuple(
     each for each in UsageRow.__struct_fields__ if each not in {"tenant", "group", "first", "last"}
 )
@@ -42,15 +53,23 @@ def day_of(at: float) -> float:
 
 
 def usage(
-    tx: Transaction, tenant: str | None, *, since: float, by: By | None = None
+    tx: Transaction,
+    tenant: str | None,
+    *,
+    since: float,
+    by: By | None = None,
+    key: str | None = None,
 ) -> list[UsageRow]:
     """What requests took from the day (UTC) of ``since`` on, of a tenant or with None of each; the
     most tokens first.
 
-    A conversation that was deleted is counted as before, without a name. Tokens are those of
-    requests that were answered with a status below 400; of what was only relayed those that were
-    reported.
+    By ``team`` and by ``key`` it is of known keys, or of one ``key``, all tenants together: a
+    ``group`` is the team's name, or what ``key_days`` has for the key. A conversation that was
+    deleted is counted as before, without a name. Tokens are those of requests that were answered
+    with a status below 400; of what was only relayed those that were reported.
     """
+    if by in ("team", "key"):
+        return _by_key(tx, by, since=since, key=key)
     d = usage_days.c
     part = d.at if by == "day" else sa.null() if by is None else d[by]
     query = sa.select(d.tenant, part.label("part"), *_numbers(UsageRow, _sums(usage_days)))
@@ -65,6 +84,15 @@ def usage(
     if by == "day":
         found = [msgspec.structs.replace(row, group=_day(row.group)) for row in found]
     return sorted(found, key=lambda row: (-row.tokens_after, row.tenant, row.group or ""))
+
+
+def _by_key(tx: Transaction, by: str, *, since: float, key: str | None) -> list[UsageRow]:
+    d = key_days.c
+    whose = sa.true() if key is None else d.key == key
+    query = sa.select(sa.literal(""), d[by], *_numbers(UsageRow, _sums(key_days)))
+    query = query.where(d.at >= day_of(since), whose).group_by(d[by])
+    found = [UsageRow(*row) for row in tx.execute(query)]
+    return sorted(found, key=lambda row: (-row.tokens_after, row.group or ""))
 
 
 def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
@@ -86,7 +114,7 @@ def _numbers(record: Any, given: Mapping[str, sa.ColumnElement[Any]]) -> list[sa
 
 
 def _sums(table: sa.Table) -> dict[str, sa.ColumnElement[Any]]:
-    if table is usage_days:
+    if table is usage_days or table is key_days:
         kept: dict[str, sa.ColumnElement[Any]] = {name: total(table.c[name]) for name in ADDED}
         return kept | {"first": sa.func.min(table.c.first), "last": sa.func.max(table.c.last)}
     is_managed = table is exchanges
@@ -135,6 +163,15 @@ def taken_in_days(table: sa.Table) -> sa.Select[Any]:
     return query.where(among(x.id)).group_by(x.tenant, home, day, x.model, x.policy)
 
 
+def _taken_by_key(table: sa.Table) -> sa.Select[Any]:
+    x = table.c
+    day = DAY * _step_of(x.at, DAY)
+    key = sa.bindparam("of_key", type_=TENANT).label("key")
+    team = sa.bindparam("of_team", type_=Plain()).label("team")
+    query = sa.select(key, team, day.label("at"), x.model, *_numbers(UsageRow, _sums(table)))
+    return query.where(among(x.id)).group_by(day, x.model)
+
+
 def _without_conversation() -> sa.Select[Any]:
     d = usage_days.c
     sums = _numbers(UsageRow, _sums(usage_days))
@@ -145,9 +182,9 @@ def _without_conversation() -> sa.Select[Any]:
     )
 
 
-def adding(taken: sa.Select[Any]) -> Insert:
+def adding(taken: sa.Select[Any], table: sa.Table = usage_days) -> Insert:
     return overwriting(
-        usage_days,
+        table,
         lambda new, old: {
             **{name: old[name] + new[name] for name in ADDED},
             "first": sa.case((new.first < old.first, new.first), else_=old.first),
@@ -159,8 +196,33 @@ def adding(taken: sa.Select[Any]) -> Insert:
 
 ADD_TO_DAYS = adding(taken_in_days(exchanges))
 ADD_RELAYED_TO_DAYS = adding(taken_in_days(relayed))
+ADD_TO_KEYS = adding(_taken_by_key(exchanges), key_days)
+ADD_RELAYED_TO_KEYS = adding(_taken_by_key(relayed), key_days)
 ADD_UP_WITHOUT = adding(_without_conversation())
 FORGET_WHOSE = sa.delete(usage_days).where(of(usage_days, "tenant", "conversation"))
+
+
+def add_to_days(
+    tx: Transaction, table: sa.Table, rows: Sequence[ExchangeRow] | Sequence[RelayedRow]
+) -> None:
+    """Add up what rows of ``table`` took that this transaction has stored."""
+    is_managed = table is exchanges
+    days = ADD_TO_DAYS if is_managed else ADD_RELAYED_TO_DAYS
+    keys = ADD_TO_KEYS if is_managed else ADD_RELAYED_TO_KEYS
+    tx.ask_each(days, ((row.tenant, row.id) for row in rows))
+    whose: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.key:
+            whose.setdefault((row.key, row.team, row.tenant), []).append(row.id)
+    for (key, team, tenant), ids in sorted(whose.items()):
+        for some in chunks(ids):
+            given = {"of_key": key, "of_team": team, "of_tenant": tenant, "ids": some}
+            tx.execute(keys, given)
+
+
+def prune_keys(tx: Transaction, *, before: float) -> None:
+    """Delete what keys took on days that began before ``before``."""
+    tx.execute(sa.delete(key_days).where(key_days.c.at < before))
 
 
 def _day(at: Any) -> str:

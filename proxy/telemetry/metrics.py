@@ -365,6 +365,14 @@ class Metrics:
         self.checkpoints = self._counter(
             "weir_checkpoints", "States of conversations that were saved, by reason", names.REASON
         )
+        self.budget_refusals = self._counter(
+            "weir_budget_refusals",
+            "Requests that a budget of a key or a team had no room for",
+            names.KEY_NAME,
+            names.TEAM,
+            names.PERIOD,
+            names.UNIT,
+        )
         self.degraded = self._counter(
             "weir_degraded", "Requests managed with a part missing", names.REASON
         )
@@ -436,6 +444,14 @@ class Metrics:
             "Requests without a right key: it was missing, unknown, or one of too many (held_off)",
             names.REASON,
             family=CounterMetricFamily,
+        )
+        self.budget_used = self._watched(
+            "weir_budget_used_ratio",
+            "Share of their budgets that keys and teams have used, when it was looked up last",
+            names.KEY_NAME,
+            names.TEAM,
+            names.PERIOD,
+            names.UNIT,
         )
         self.store_waiting = self._watched(
             "weir_store_waiting",

@@ -101,6 +101,8 @@ CONTENT_DROPPED: Final = "weir.content.dropped"
 DERIVED: Final = "weir.conversation.derived"
 TENANT: Final = "weir.tenant"
 KEY_NAME: Final = "weir.key"
+TEAM: Final = "weir.team"
+UNIT: Final = "weir.unit"
 VERSION: Final = "weir.version"
 POLICY: Final = "weir.policy"
 ACTION: Final = "weir.action"
@@ -179,6 +181,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
     **_below("weir.bucket", "current", "excess", "utilization_after", "turns_remaining", "urgency"),
     **_below("weir.alert", "value", "threshold"),
     "zone": ZONE,
+    "model": REQUEST_MODEL,
     "reason": REASON,
     "layer": LAYER,
     "action": ACTION,

@@ -46,10 +46,12 @@ from proxy.wire.codec import (
     first_object,
     like,
     message_of,
-    object_of,
     objects_in,
+    raw_blocks,
     run_as_json,
+    with_content,
 )
+from proxy.wire.compactions import MessagesCompactions
 from proxy.wire.raw import (
     DONE,
     Decoder,
@@ -120,8 +122,18 @@ class TurnPart(RawSegment):
     parts: int = 0
 
 
+WITH_IDS = frozenset({"container", "thread", "mcp_servers"})
+"""Fields of a request whose answer names something that the provider keeps."""
+DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
+
+
 class MessagesCodec(Codec):
     name = "messages"
+    compactions = MessagesCompactions()
+    binds_thinking = True
+    has_recall_tool = False
+    has_translated_edits = False
+    is_element_a_message = False
     path = "/messages"
     array = "messages"
     providers = frozenset({"anthropic"})
@@ -236,6 +248,18 @@ class MessagesCodec(Codec):
             ]
             bare = {**bare, "content": blocks}
         return bare
+
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        runs_code = b'"code_' in bytes(fields.get("tools", b""))
+        return runs_code or not fields.keys().isdisjoint(WITH_IDS)
+
+    def with_unbound_dropped(self, body: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        fields = split_object(body)
+        thinking = read_value(fields["thinking"])
+        said = thinking if isinstance(thinking, dict) else {}
+        binding = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+        asked = write_value({**said, **binding})
+        return replace_fields(body, fields, {"thinking": asked}), (DROPS_UNBOUND,)
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         return TurnPart(
@@ -490,22 +514,6 @@ def _is_as_it_came(segments: Sequence[Raw], places: Mapping[int, int]) -> bool:
     return begins and (not isinstance(last, TurnPart) or last.place == last.parts - 1)
 
 
-def raw_blocks(raw: Raw) -> Sequence[Raw]:
-    content = split_object(bytes(raw)).get("content", b"null")
-    if bytes(content)[:1] == b"[":
-        return split_array(content) or ()
-    said = read_value(content)
-    return (
-        (write_value({"type": "text", "text": said}),)
-        if isinstance(said, str) and said.strip()
-        else ()
-    )
-
-
-def with_content(message: Raw, content: bytes) -> bytes:
-    return object_of({**split_object(bytes(message)), "content": content})
-
-
 def _usage(said: object) -> object:
     """A usage object whose context is that of the last call of the model, where it lists
     several.
@@ -609,16 +617,6 @@ def close(block: dict[str, Any]) -> bool:
     if block["input"] is None:
         del block["input"]
     return "input" in block
-
-
-DROPS_UNBOUND = b"thinking-binding-controls-2026-08-01"
-
-
-def with_unbound_dropped(body: bytes) -> bytes:
-    fields = split_object(body)
-    thinking = read_value(fields["thinking"])
-    asked = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
-    return replace_fields(body, fields, {"thinking": write_value({**thinking, **asked})})  # type: ignore[dict-item]
 
 
 MESSAGES = MessagesCodec()

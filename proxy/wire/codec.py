@@ -9,7 +9,7 @@ elements as they came, with commas between them.
 
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pickle import PickleBuffer
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, overload
@@ -154,6 +154,70 @@ by itself.
 """
 
 
+Unseal = Callable[[str], str]
+
+
+class Made(NamedTuple):
+    """A compaction to be given: ``before`` and ``after`` are tokens of the history and of the text,
+    ``at`` is s.
+    """
+
+    request: "ClientRequest"
+    text: str
+    sealed: str
+    before: int
+    after: int
+    at: int
+    name: str
+
+
+class Compactions:
+    """Compactions of one endpoint.
+
+    Attributes:
+        least: the smallest trigger that its provider takes, in tokens.
+        are_ignored_elsewhere: whether servers of others answer a request for one as though it were
+        not there.
+    """
+
+    least = 0
+    are_ignored_elsewhere = False
+
+    def request(
+        self, fields: Mapping[str, Raw], trigger: int, /
+    ) -> tuple[object, tuple[bytes, ...]]:
+        """The value of ``context_management`` with which the provider compacts at ``trigger``
+        tokens, and the beta features that it needs.
+        """
+        raise NotImplementedError
+
+    def opened(self, elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
+        """The elements with a message in the place of Weir's newest compaction; None where they
+        have none.
+        """
+        raise NotImplementedError
+
+    def answer(self, made: Made) -> bytes:
+        """The whole answer with a compaction, or the events of it where a stream was requested."""
+        raise NotImplementedError
+
+
+def raw_blocks(raw: Raw) -> Sequence[Raw]:
+    content = split_object(bytes(raw)).get("content", b"null")
+    if bytes(content)[:1] == b"[":
+        return split_array(content) or ()
+    said = read_value(content)
+    return (
+        (write_value({"type": "text", "text": said}),)
+        if isinstance(said, str) and said.strip()
+        else ()
+    )
+
+
+def with_content(message: Raw, content: bytes) -> bytes:
+    return object_of({**split_object(bytes(message)), "content": content})
+
+
 class Codec:
     """Chat completions. The codecs of other endpoints override what these say otherwise.
 
@@ -179,6 +243,12 @@ class Codec:
         joins: whether adjacent elements of an assistant's are one segment.
         words_of_element: fields of an element of the array that are strings wherever they are
         there.
+        compactions: how compactions are written, None where the endpoint has none.
+        binds_thinking: whether models sign their thinking for what precedes it.
+        has_recall_tool: whether the recall tool can be added; elsewhere there is the MCP server.
+        has_translated_edits: whether a gateway may translate ``context_management`` for a provider
+        that carries it out.
+        is_element_a_message: whether each message is one element of the array.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -199,6 +269,11 @@ class Codec:
     ends_with_reason = False
     joins = False
     words_of_element: tuple[str, ...] = ("role",)
+    compactions: Compactions | None = None
+    binds_thinking = False
+    has_recall_tool = True
+    has_translated_edits = True
+    is_element_a_message = True
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -280,6 +355,20 @@ class Codec:
         provider.
         """
         return False
+
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        """Whether the answer may have ids that later requests of the caller name."""
+        return "audio" in fields or bytes(fields.get("store", b"")) == b"true"
+
+    def counted_answer(self, tokens: int) -> bytes:
+        """The answer to a request that only counts."""
+        return write_value({"input_tokens": tokens})
+
+    def with_unbound_dropped(self, body: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        """The body with which the provider leaves out thinking that is no longer valid, and the
+        beta features that it needs.
+        """
+        return body, ()
 
     # What the provider holds between two requests
 

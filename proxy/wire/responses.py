@@ -38,6 +38,7 @@ from proxy.wire.codec import (
     objects_in,
     run_as_json,
 )
+from proxy.wire.compactions import ResponsesCompactions
 from proxy.wire.raw import (
     Decoder,
     Raw,
@@ -121,6 +122,10 @@ class Fixed(RawSegment):
 
 class ResponsesCodec(Codec):
     name = "responses"
+    compactions = ResponsesCompactions()
+    has_recall_tool = False
+    has_translated_edits = False
+    is_element_a_message = False
     path = "/responses"
     array = "input"
     providers = frozenset({"openai", "azure.ai.openai", "azure.ai.inference"})
@@ -295,6 +300,12 @@ class ResponsesCodec(Codec):
         else:
             items = _other_run(items, text)
         return like(raw, b",".join(map(write_value, items)))
+
+    def gives_ids(self, fields: Mapping[str, Raw]) -> bool:
+        return True
+
+    def counted_answer(self, tokens: int) -> bytes:
+        return write_value({"object": "response.input_tokens", "input_tokens": tokens})
 
     def own(self, text: str, markers: Mapping[str, Any], *, role: str) -> Raw:
         part = {"type": "input_text", "text": text, **markers}

@@ -13,6 +13,7 @@ from policies.health import Snapshot, trend_of
 from policies.ledger import ADDING, DROPPING, WINDOWS, Cut, EditKind
 from policies.memory.checkpoint import Checkpoint
 from policies.memory.notes import CATEGORIES, IMPORTANCE
+from proxy.app import ROUTES
 from proxy.errors import (
     Conflict,
     Forbidden,
@@ -24,12 +25,15 @@ from proxy.errors import (
     ProxyError,
     RequestTooLarge,
 )
-from proxy.http import archive
-from proxy.http.archive import WHY, removed_of, saved_of, version_of
-from proxy.http.conversations import MAX_NOTE_LEN, status_of
-from proxy.http.reports import alert_of, reading_of, taken, taken_by
+from proxy.features.checkpoints import saved_of, version_of
+from proxy.features.health_routes import alert_of, reading_of
+from proxy.features.notes import MAX_NOTE_LEN
+from proxy.features.removed import WHY, removed_of
+from proxy.features.usage import taken, taken_by
+from proxy.http import request as paging
+from proxy.http.conversations import status_of
 from proxy.http.request import decision_of, exchange_of, fields_of
-from proxy.http.routes import PREFIX, ROUTES, ManagementRoute
+from proxy.http.routes import PREFIX, ManagementRoute
 from proxy.store.chain import AuditRow
 from proxy.store.records import (
     AlertRow,
@@ -156,7 +160,7 @@ def test_notes_are_described_as_they_are_checked() -> None:
 
 @pytest.mark.requirement("A4.18")
 def test_the_headers_of_a_page_of_an_original_are_on_the_page() -> None:
-    sent = set(re.findall(r"x-weir-[a-z0-9]+", inspect.getsource(archive)))
+    sent = set(re.findall(r"x-weir-[a-z0-9]+", inspect.getsource(paging)))
 
     assert len(sent) == 4
     assert sent <= in_code(said(route("blobs/{ref}")))

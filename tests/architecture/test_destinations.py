@@ -45,15 +45,15 @@ def test_one_module_makes_destinations_and_nothing_is_sent_without_one() -> None
     senders = {
         file for file in calls("send") if any(ast.unparse(c.func).endswith("client.send") for c in calls("send")[file])
     }
-    assert senders == {"proxy/upstream/client.py", "proxy/monitor.py"}, "alerts go to the operator's webhook"
+    assert senders == {"proxy/upstream/client.py", "proxy/features/alerts.py"}, "alerts go to the operator's webhook"
 
 
 @pytest.mark.requirement("P7")
 def test_a_clients_request_gets_its_destination_where_its_model_was_judged() -> None:
     """What Weir asks itself is asked by these alone; a route would have to be put here to go round the judgement."""
-    assert set(calls("by_weir")) == {"proxy/cli/evaluate.py", "proxy/exchange/asked.py", "proxy/http/endpoints.py"}
-    assert set(calls("for_managed")) == {"proxy/exchange/run.py"}
-    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/endpoints.py"}
+    assert set(calls("by_weir")) == {"proxy/cli/evaluate.py", "proxy/exchange/replies.py", "proxy/http/models.py"}
+    assert set(calls("for_managed")) == {"proxy/exchange/read.py"}
+    assert set(calls("for_relay")) == set(calls("unread")) == {"proxy/http/relay.py"}
 
 
 @pytest.mark.requirement("P7", "S.10")

@@ -28,8 +28,8 @@ from proxy.cli import main
 from proxy.config.lint import LAYERS, SCORERS
 from proxy.config.loading import load_config
 from proxy.config.presets import preset_documents
-from proxy.custom import check_custom
 from proxy.errors import ProxyError
+from proxy.features.custom import check_custom
 from proxy.store.chain import GENESIS, AuditEvent, AuditType, linked
 from tools import commands, keys
 

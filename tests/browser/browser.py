@@ -32,6 +32,8 @@ upstreams: {{main: {{base_url: "{upstream}", api_key: pass}}}}
 window: {window}
 auth: {{admin_token: {admin}}}
 models: [{{match: "sim", prices: {{input: 0.4, output: 1.6, cache_read: 0.04}}}}]
+teams:
+  support: {{budgets: [{{period: month, tokens: 2000000, dollars: 25}}, {{period: day, tokens: 5000}}], requests_per_minute: 600}}
 """
 
 

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import httpx
 from openapi_schema_validator import OAS31Validator
 
-from proxy.http.routes import PREFIX, ROUTES
+from proxy.app import ROUTES
+from proxy.http.routes import PREFIX
 from tests.functional.api import Api
 
 

@@ -25,8 +25,8 @@ from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.presets import with_policy
 from proxy.config.values import Flags
-from proxy.custom import Plugin
 from proxy.effects.summarizer import Summarizer
+from proxy.features.plugins import Plugin
 from proxy.runtime import Runtime
 from proxy.server import ServerLimits, serve
 from proxy.store import Store
@@ -85,7 +85,7 @@ class RunningWeir:
         async with asyncio.timeout(60):
             while self.runtime.telemetry.metrics.registry.get_sample_value("http_server_active_requests"):
                 await asyncio.sleep(0.002)
-            await self.runtime.settler.flush()
+            await self.runtime.write_queue.flush()
             while self.runtime.store._database._running:  # a transaction goes on in this loop, which a test may block
                 await asyncio.sleep(0.002)
 

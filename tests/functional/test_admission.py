@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, Guesses
+from proxy.access.admission import FORGET, MAX_ADDRESSES, MAX_SECONDS, MAX_WRONG, MINUTE, Admission, AuthThrottle
 from proxy.access.destination import Caller
 from proxy.config.values import LimitSettings
 from proxy.errors import Busy, InvalidAPIKey, RateLimited
@@ -165,10 +165,10 @@ async def test_who_guesses_keys_is_held_off_and_a_right_key_is_not(tmp_path: Pat
 
 def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None:
     now = [0.0]
-    guesses = Guesses(clock=lambda: now[0])
+    auth_throttle = AuthThrottle(clock=lambda: now[0])
 
     def waits(address: str = "192.0.2.1") -> int:
-        found = guesses.answer({"client": (address, 1)}, InvalidAPIKey("wrong"))
+        found = auth_throttle.answer({"client": (address, 1)}, InvalidAPIKey("wrong"))
         return found.retry_after or 0
 
     assert [waits() for _ in range(MAX_WRONG)] == [0] * MAX_WRONG
@@ -189,7 +189,7 @@ def test_an_address_waits_longer_each_time_and_is_forgotten_in_the_end() -> None
     assert [waits(f"::ffff:198.51.100.{n}") for n in range(MAX_WRONG + 1)] == [0] * (MAX_WRONG + 1)
     for number in range(2 * MAX_ADDRESSES):
         waits(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert len(guesses._guessers) == MAX_ADDRESSES
+    assert len(auth_throttle._guessers) == MAX_ADDRESSES
 
 
 @pytest.mark.requirement("P7")

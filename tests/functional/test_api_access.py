@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from proxy.access.admission import Guesses
-from proxy.http.routes import PREFIX, ROUTES, ManagementRoute
+from proxy.access.admission import AuthThrottle
+from proxy.app import ROUTES
+from proxy.http.routes import PREFIX, ManagementRoute
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import COUNTER, weir
 from tests.upstream import SimulatorSettings
@@ -86,7 +87,7 @@ async def test_every_route_asks_for_a_key_and_for_the_right_one(keyed: Api) -> N
             wanted |= {MINE: 403, THEIRS: 403}
         if route.asker == "caller":
             wanted |= {ADMIN: 403}
-        keyed.target.runtime.guesses = Guesses()
+        keyed.target.runtime.auth_throttle = AuthThrottle()
         for key, status in wanted.items():
             path = asked(route) + ("?q=x" if route.pattern == "search" else "")
             answer = await keyed.ask(route.method, path, body_of(route), key=key)

@@ -8,9 +8,10 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from proxy.access.admission import MAX_WRONG, Guesses
-from proxy.http.reports import METRICS, OPERATORS_METRICS
-from proxy.http.routes import PREFIX, ROUTES
+from proxy.access.admission import MAX_WRONG, AuthThrottle
+from proxy.app import ROUTES
+from proxy.features.activity import METRICS, OPERATORS_METRICS
+from proxy.http.routes import PREFIX
 from proxy.store.records import LimitRow
 from tests.functional.api import ADMIN, Api, filled
 from tests.functional.contract import Contract
@@ -102,7 +103,17 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await ask("GET", f"blobs/{gone[0]['ref']}")
     await ask("GET", f"blobs/{gone[0]['ref']}.txt")
     assert (await ask("GET", "search?q=module"))["data"]
-    for by in ("", "?by=model", "?by=policy", "?by=day", "?by=conversation", "?by=conversation&limit=1"):
+    for by in (
+        "",
+        "?by=team",
+        "?by=key",
+        "?by=key&format=csv",
+        "?by=model",
+        "?by=policy",
+        "?by=day",
+        "?by=conversation",
+        "?by=conversation&limit=1",
+    ):
         for key in ("sk-test", ADMIN, "sk-nobody"):
             await ask("GET", f"usage{by}", key=key)
     note = {"text": "Use fetch.", "category": "decisions", "importance": "high"}
@@ -130,6 +141,9 @@ async def test_every_live_answer_is_what_the_document_says(api: Api) -> None:
     await ask("POST", "keys/made/rotate", key=ADMIN)
     await ask("POST", "keys/made/policy", {"policy": "balanced"}, key=ADMIN)
     await ask("POST", "keys/made/limits", {"concurrency": 4, "expires": "30d"}, key=ADMIN)
+    await ask("POST", "keys/made/budgets", {"budgets": ["day,tokens=5,dollars=0.5"]}, key=ADMIN)
+    for key in ("sk-test", ADMIN):
+        await ask("GET", "budgets", key=key)
     await ask("GET", "keys", key=ADMIN)
     await ask("DELETE", "keys/made", key=ADMIN)
     assert await Contract.of(api) == Contract(contract.document)
@@ -153,7 +167,7 @@ async def watched(ask: Any, api: Api, contract: Contract) -> None:
     ) as told:
         assert told.headers["content-type"].startswith("text/event-stream")
     contract.seen.add(("GET", f"{PREFIX}live", 200))
-    limits, scope = api.target.runtime.windows, "http://x:1 - m"
+    limits, scope = api.target.runtime.limits_resolver, "http://x:1 - m"
     await api.target.runtime.store.learn(limits=[LimitRow(scope=scope, limit=4096, seen=1, expires=9e9)])
     limits.follow([], await api.target.runtime.store.limits())
     assert [row["scope"] for row in (await ask("GET", "windows", key=ADMIN))["data"]] == [scope]
@@ -164,7 +178,7 @@ async def watched(ask: Any, api: Api, contract: Contract) -> None:
 async def errors(api: Api, contract: Contract) -> None:
     """Every refusal of every route, each as the document says."""
     for route in ROUTES:
-        api.target.runtime.guesses = Guesses()
+        api.target.runtime.auth_throttle = AuthThrottle()
         path = filled(route.pattern, id="nobody", name="none")
         wrong = await api.ask(route.method, f"{path}?nonsense=1", key=ADMIN if route.asker == "operator" else "sk-test")
         assert wrong.status_code == 400

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.http.routes import ROUTES
+from proxy.app import ROUTES
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
 from tests.functional.harness import Deployment
 
@@ -15,10 +15,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 async def api(tmp_path: Path, deployment: Deployment) -> AsyncIterator[Api]:
-    async with serving(tmp_path, deployment=deployment) as api:
+    async with serving(tmp_path, deployment=deployment, more=TEAM) as api:
         yield api
 
 
+TEAM = """
+teams: {all: {budgets: [{period: day, tokens: 9}, {period: week, tokens: 9}, {period: month, tokens: 9}]}}
+"""
 LISTS = sorted({r.pattern for r in ROUTES if {"cursor", "limit"} <= set(r.query) and r.asker != "operator"})
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from policies.memory.checkpoint import Checkpoint
-from proxy.http.routes import ROUTES
+from proxy.app import ROUTES
 from tests.functional.api import ADMIN, BODIES, NAME, Api, compacted, filled, serving
 from tests.functional.harness import ALONE, EARLY, NOTHING_RECALLED, SHARED, TOOLS, Deployment, Talk
 

@@ -427,7 +427,7 @@ async def test_a_window_that_is_smaller_than_said_is_learned(kind: type[Agent], 
         assert agent.number == 13
         assert kind.said(answer)
         assert any("retried" in each or "retry" in each for each in agent.actions) or len(simulator.ledger) > 13
-        learned = running.runtime.windows.learned()
+        learned = running.runtime.limits_resolver.learned()
         assert [row.limit < WINDOW for row in learned if row.kind == "tokens"] == [True]
 
 

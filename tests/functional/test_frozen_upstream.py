@@ -7,7 +7,7 @@ import sys
 import httpx
 import pytest
 
-from proxy.http import endpoints
+from proxy.http import probes
 from tests.functional.harness import ROOT, free_port, weir
 
 
@@ -23,8 +23,8 @@ async def ready(root: str, wanted: int) -> bool:
 
 @pytest.mark.requirement("A0.139", "P6")
 async def test_readiness_knows_that_an_upstream_is_frozen_and_that_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "GOOD_FOR", 0.1)
-    monkeypatch.setattr(endpoints, "PROBE_PATIENCE", 1.0)
+    monkeypatch.setattr(probes, "GOOD_FOR", 0.1)
+    monkeypatch.setattr(probes, "PROBE_PATIENCE", 1.0)
     port = free_port()
     upstream = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "proxy", "simulate", "--port", str(port)), cwd=ROOT, stdout=asyncio.subprocess.DEVNULL

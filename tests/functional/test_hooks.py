@@ -11,7 +11,8 @@ import pytest
 
 from proxy.cli import Failure
 from proxy.cli.serve import installed_plugins
-from proxy.custom import Hooks, NewResult, Overflow, Plugin, Turn, TurnEnd
+from proxy.features.feature import Overflow, Turn, TurnEnd
+from proxy.features.plugins import NewResult, Plugin, Plugins
 from tests.functional.harness import (
     ALONE,
     COUNTER,
@@ -138,12 +139,12 @@ async def test_a_plugin_that_fails_or_sleeps_costs_neither_the_request_nor_anoth
 
 async def test_what_comes_while_a_plugins_queue_is_full_is_missed_and_said(caplog: pytest.LogCaptureFixture) -> None:
     noting = Noting()
-    hooks = Hooks([noting], most=2)
+    plugins = Plugins([noting], most=2)
     turns_of: Sequence[Turn] = [Turn(request=str(n), tenant="t", model="m", policy="p") for n in range(3)]
     for turn in turns_of:
-        hooks.tell("turn_start", turn)
-    hooks.start()
-    await hooks.close()
+        plugins.on_read(turn)
+    plugins.start()
+    await plugins.close()
     assert [turn.request for _, turn, _ in noting.seen] == ["0", "1"]
     assert "too slow: it misses a turn_start" in caplog.text
 

@@ -23,8 +23,9 @@ import msgspec
 import pytest
 
 from policies.health import HealthAlert
-from proxy.custom import Hooks, NewResult, Plugin, Turn
-from proxy.monitor import Notice
+from proxy.features.alerts import Alerts, Notice
+from proxy.features.feature import Features, Turn
+from proxy.features.plugins import NewResult, Plugin, Plugins
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from tests.functional.canaries import (
     CONTENT,
@@ -351,11 +352,14 @@ class Loud(Plugin):
 
 @way
 async def plugin(run: Run) -> None:
-    run.target.runtime.hooks = hooks = Hooks([Loud()])
-    hooks.start()
+    runtime = run.target.runtime
+    features = runtime.features
+    plugins = Plugins([Loud()])
+    runtime.features = Features([plugins])
+    plugins.start()
     assert (await run.post(request(mark="plugin"))).status == 200
-    await hooks.close()
-    run.target.runtime.hooks = Hooks()
+    await plugins.close()
+    runtime.features = features
 
 
 class Broken:
@@ -432,7 +436,7 @@ async def webhook(run: Run) -> None:
     run.say(lambda asked: whole(echo(asked), status=400))
     alert = HealthAlert(kind="loop", level="critical", category="x", value=1.0, limit=0.5, at=1.0, said="words")
     notice = Notice(alert=alert, tenant="t", conversation="c", policy="p", request="req_hook")
-    run.target.runtime.alerts.tell(notice)
+    run.target.runtime.features[Alerts].emit(notice)
     async with asyncio.timeout(5):
         while not any("/hook" in a.target for a in run.upstream.asked):
             await asyncio.sleep(0.02)

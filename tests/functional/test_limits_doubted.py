@@ -5,7 +5,12 @@ from pathlib import Path
 from proxy.runtime import Runtime
 from tests.functional.harness import prose, weir
 from tests.functional.scripted import Asked, Reply, scripted, whole
-from tests.functional.test_limits_of_every_kind import Talk, answer_of, refusal_of, tokens_in
+from tests.functional.test_limits_of_every_kind import (
+    Talk,
+    answer_of,
+    refusal_of,
+    tokens_in,
+)
 
 WIDE = 32_000
 SMALL = 6_000
@@ -39,7 +44,7 @@ class Router:
 
 
 def windows_of(runtime: Runtime) -> list[int]:
-    return [row.limit for row in runtime.windows.learned() if row.kind == "tokens"]
+    return [row.limit for row in runtime.limits_resolver.learned() if row.kind == "tokens"]
 
 
 async def read_parts(talk: Talk, steps: int, *, words: int = 400) -> None:
@@ -52,7 +57,7 @@ async def test_a_window_that_is_named_again_is_believed_for_ten_minutes(tmp_path
     router = Router("chat", {20, 22})
     async with scripted(router) as upstream, weir(upstream.base_url, tmp_path / "w.db", window=WIDE) as target:
         at = [1_000_000.0]
-        target.runtime.windows.clock = lambda: at[0]
+        target.runtime.limits_resolver.clock = lambda: at[0]
         for number in range(2):
             talk = Talk(target, "chat", first=f"Read all parts, {number}.")
             talk.says(prose(8_000, seed=number))

@@ -83,7 +83,7 @@ async def test_an_observed_session_is_forwarded_byte_for_byte_and_planned_from_s
             enforced = Talk(target.client("sk-plain-1"))
             await session(enforced)
             really = await rows_of(target, enforced.headers[-1]["x-weir-conversation"])
-            await target.runtime.windows.save()
+            await target.runtime.limits_resolver.save()
             learned = await store.calibrations()
     assert [row.ratio for row in learned] == [1.0, 1.0], "plans depend on when each was learned"
     assert simulated == client.bodies

@@ -254,7 +254,7 @@ async def test_answers_go_on_while_the_server_is_away_and_what_was_done_is_store
                 await asyncio.to_thread(server.start)
 
             async def back() -> bool:
-                return await ready(target) == 200 and not target.runtime.settler.failing
+                return await ready(target) == 200 and not target.runtime.write_queue.failing
 
             await until(back, 60)
             await talk.agent(2)

@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from policies.summary.material import defang
-from proxy.exchange import send
-from proxy.recall.tool import definition_of
+from proxy.exchange import recall
+from proxy.features.recall.tool import definition_of
 from proxy.server import ServerLimits
 from tests.functional.harness import (
     ALONE,
@@ -214,7 +214,7 @@ async def test_usage_is_the_same_whether_streamed_or_not_and_counts_every_word_o
 async def test_several_rounds_end_with_the_last_one_that_is_answered(
     tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(recall, "MAX_ROUNDS", 2)
 
     def script(results: int, request: Request) -> SimulatedAnswer:
         return SimulatedAnswer(
@@ -337,8 +337,8 @@ async def test_nothing_is_recalled_from_another_tenant_or_another_conversation(
 async def test_a_walk_along_the_cursors_rebuilds_the_original(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "MAX_ROUNDS", 12)
-    monkeypatch.setattr(send, "RECALL_TOKENS", 700)
+    monkeypatch.setattr(recall, "MAX_ROUNDS", 12)
+    monkeypatch.setattr(recall, "RECALL_TOKENS", 700)
     pages: list[str] = []
 
     def script(results: int, request: Request) -> SimulatedAnswer | str:
@@ -401,7 +401,7 @@ async def test_injected_text_stays_inside_its_fence(tmp_path: Path) -> None:
 async def test_without_room_the_model_is_told_where_the_text_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "RECALL_TOKENS", 150)
+    monkeypatch.setattr(recall, "RECALL_TOKENS", 150)
     async with stage(tmp_path, once(), recall="tool: true") as on:
         await on.talk().ask(tools=TOOLS)
         [result] = recalled(on.bodies[1])

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from proxy.cli import main
 from proxy.cli.evaluate import Models
 from proxy.config.values import Config
-from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Script, recording_of
+from proxy.features.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.features.replay.script import Script, recording_of
 from tests.functional.harness import COUNTER, TOOLS, answered, apart, arrays_of, opening, prose, tool_step, weir
 from tests.upstream.app import serve_simulator
 from tests.upstream.model import SimulatorSettings

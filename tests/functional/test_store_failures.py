@@ -150,11 +150,11 @@ async def test_edits_are_made_and_replayed_while_the_database_cannot_be_written_
 
 
 async def failing(target: RunningWeir) -> bool:
-    return target.runtime.settler.failing
+    return target.runtime.write_queue.failing
 
 
 async def recovered(target: RunningWeir) -> bool:
-    return not target.runtime.settler.failing
+    return not target.runtime.write_queue.failing
 
 
 @pytest.mark.requirement("P6", "R.63")

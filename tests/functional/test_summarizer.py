@@ -15,7 +15,7 @@ from proxy.app import create_app
 from proxy.config.loading import load_config
 from proxy.config.values import Flags
 from proxy.effects.summarizer import MAX_BACK_OFF, Summarizer
-from proxy.exchange.asked import Replies, summarizer_input
+from proxy.exchange.replies import Replies, summarizer_input
 from proxy.server import serve
 from proxy.telemetry.setup import OtelSettings, Telemetry
 from proxy.upstream.client import providers_for

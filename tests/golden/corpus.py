@@ -14,7 +14,7 @@ from policies.settings import ContextSettings, Layer
 from policies.tokens import CHARS4
 from proxy.config.file import Document
 from proxy.config.presets import policy_from, preset_documents, preset_policies
-from proxy.replay.script import Recording, Script, read_recordings, recording_of
+from proxy.features.replay.script import Recording, Script, read_recordings, recording_of
 from tests.golden.driver import Play
 from tests.golden.workshop import session
 

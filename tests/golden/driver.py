@@ -36,7 +36,7 @@ from policies.settings import ClientEdits, ContextSettings
 from policies.strategies.recall import Elsewhere, Pages
 from policies.text.segments import Readings
 from policies.tokens import CHARS4
-from proxy.replay.script import Script
+from proxy.features.replay.script import Script
 from tests.upstream.delivery import summarize
 
 T = TypeVar("T")

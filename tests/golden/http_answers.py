@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from proxy.access.admission import Guesses
+from proxy.access.admission import AuthThrottle
 from tests.functional.api import ADMIN, Api
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.upstream import Dialect, SimulatorSettings
@@ -254,9 +254,9 @@ async def _refused(recorder: Recorder) -> None:
         await recorder.ask("PUT", f"policies/{name}", policy, key=ADMIN)
     for key in (None, "weir-sk-unknown", "wrong"):
         for path in ("conversations", "config"):
-            recorder.api.target.runtime.guesses = Guesses()
+            recorder.api.target.runtime.auth_throttle = AuthThrottle()
             await recorder.ask("GET", path, key=key)
-    recorder.api.target.runtime.guesses = Guesses()
+    recorder.api.target.runtime.auth_throttle = AuthThrottle()
 
 
 async def _beside(recorder: Recorder) -> None:

@@ -205,8 +205,8 @@ async def exchanges() -> str:
             evicting = json.dumps({**EVICTING, **NOTHING_RECALLED})
             yaml = YAML.format(upstream=simulator.base_url, evicting=evicting)
             async with weir("", folder / "w.db", yaml=yaml, folder=folder, window=None, telemetry=telemetry) as target:
-                put = target.runtime.settler.put
-                target.runtime.settler.put = lambda row: (rows.append(row), put(row))[1]  # type: ignore[method-assign]
+                put = target.runtime.write_queue.put
+                target.runtime.write_queue.put = lambda row: (rows.append(row), put(row))[1]  # type: ignore[method-assign]
                 await requests(target)
                 async with httpx.AsyncClient() as client:
                     page = ""

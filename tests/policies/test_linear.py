@@ -29,8 +29,8 @@ from policies.text.segments import (
     words,
 )
 from policies.tokens import CHARS4
-from proxy.recall.archive import rank
-from proxy.recall.archive import terms_of as looked_for
+from proxy.features.recall.archive import rank
+from proxy.features.recall.archive import terms_of as looked_for
 from proxy.upstream.overflow_rules import plain
 from proxy.wire.counting import Tokenizer
 

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from policies.health import HealthAlert, Level
 from proxy.config.values import AlertSettings
-from proxy.monitor import MAX_WAITING, Alerts, Notice, signature
+from proxy.features.alerts import MAX_WAITING, Alerts, Notice, signature
 from proxy.telemetry.logs import AlertLine, QueuedLog, log_alert
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.client import Client
@@ -92,8 +92,8 @@ def counted(metrics: Metrics, name: str) -> list[str]:
 async def test_a_webhook_gets_each_alert_once_signed_and_with_its_facts() -> None:
     metrics = Metrics()
     async with webhook() as hook, sinks(hook.url, metrics, secret=SecretStr(SECRET)) as alerts:
-        alerts.tell(notice(1))
-        alerts.tell(notice(2, "critical"))
+        alerts.emit(notice(1))
+        alerts.emit(notice(2, "critical"))
         await alerts.close()
 
     assert [json.loads(body)["data"]["request"] for _, _, body in hook.got] == ["req_1", "req_2"]
@@ -124,7 +124,7 @@ async def test_a_webhook_is_called_again_once_where_that_may_help(
 ) -> None:
     metrics = Metrics()
     async with webhook(*statuses) as hook, sinks(hook.url, metrics) as alerts:
-        alerts.tell(notice())
+        alerts.emit(notice())
         await alerts.close()
     assert len(hook.got) == calls
     assert len({headers["webhook-id"] for _, headers, _ in hook.got}) == 1
@@ -136,7 +136,7 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted() -> None:
     metrics = Metrics()
     async with webhook(silent=True) as hook, sinks(hook.url, metrics) as alerts:
         for number in range(MAX_WAITING + 30):
-            alerts.tell(notice(number))
+            alerts.emit(notice(number))
         assert counted(metrics, "weir_alerts_undelivered") == [
             'weir_alerts_undelivered_total{weir_reason="dropped"} 30.0'
         ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.recall.tool import (
+from proxy.features.recall.tool import (
     RoundView,
     turn_of,
 )

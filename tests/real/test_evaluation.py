@@ -22,8 +22,8 @@ from proxy.config.loading import load_config
 from proxy.config.presets import preset_policies
 from proxy.config.values import Flags
 from proxy.effects.perform import drive
-from proxy.replay.scenarios import Conditions, Managed, store_in_memory
-from proxy.replay.script import Script, read_recordings
+from proxy.features.replay.scenarios import Conditions, Managed, store_in_memory
+from proxy.features.replay.script import Script, read_recordings
 from tests.functional.harness import COUNTER
 from tests.real.environments import Unavailable
 from tests.real.llama import Llama

@@ -260,7 +260,9 @@ async def test_the_real_refusal_is_recognised_its_limit_learned_and_the_request_
         await target.stored()
         store = target.runtime.store
         assert store is not None
-        learned = [row.limit for row in target.runtime.windows.unsaved()[1]] or [r.limit for r in await store.limits()]
+        learned = [row.limit for row in target.runtime.limits_resolver.unsaved()[1]] or [
+            r.limit for r in await store.limits()
+        ]
     assert refused["messages"] == recorded(first)
     assert len(answered["messages"]) < len(refused["messages"])
     assert pairs_are_whole(answered["messages"])
