@@ -167,6 +167,10 @@ async def test_an_alert_is_on_the_trace_and_in_the_metrics_and_a_dead_webhook_co
     ]
 
 
+SIZES = (60, 520, 280, 30, 400, 120, 640, 90)
+"""Words of tool results, one after the other: as uneven as an agent's are."""
+
+
 async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...], fixed: int = 0) -> tuple[Any, Any]:
     """45 steps in a window of 8,192 tokens: the conversation's health, and its timeline."""
     async with (
@@ -180,10 +184,6 @@ async def small(folder: Path, deployment: Deployment, *, sizes: tuple[int, ...],
             chat.messages[-1]["content"] = prose(sizes[step % len(sizes)], seed=step)
         health = await ask(target, f"conversations/{NAME}/health")
         return health, (await ask(target, f"conversations/{NAME}/timeline"))["data"]
-
-
-SIZES = (60, 520, 280, 30, 400, 120, 640, 90)
-"""Words of tool results, one after the other: as uneven as an agent's are."""
 
 
 @ALONE
