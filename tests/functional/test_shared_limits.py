@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from proxy.store import key_use
-from proxy.store.records import StoreUnavailable
+from proxy.store.records import Refusal, StoreUnavailable
 from tests.functional.harness import Deployment, InTurns
 from tests.functional.scripted import Asked, Reply, completion, scripted, whole
 
@@ -154,3 +154,14 @@ async def test_a_request_costs_one_statement_and_none_where_its_key_has_no_limit
         for name in ("free", "often", "many", "free"):
             assert (await ask(http, root, name)).status_code == 200
     assert seen == ["often", "many"]
+
+
+@TWO
+async def test_what_two_processes_forget_at_once_is_forgotten_twice(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, _):
+        stores = [each.runtime.store for each in target.weirs]
+        for _ in range(20):
+            await asyncio.gather(*(each.enter_key("k", process="p", here=1, rate=9, most=0) for each in stores))
+            await asyncio.gather(*(each.keep_key_use({}, process="p", forgotten={"k": 1}) for each in stores))
+        uses = [await target.store.enter_key("k", process="p", here=1, rate=9, most=0) for _ in range(10)]
+    assert [use.refused for use in uses] == [Refusal.NONE] * 9 + [Refusal.RATE]
