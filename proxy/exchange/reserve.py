@@ -2,12 +2,18 @@
 budgets and rates.
 """
 
+import math
+
+from policies.settings import ContextSettings
 from proxy.access.budgets import BYTES_A_TOKEN
 from proxy.exchange.exchange import Exchange, Request
 from proxy.models.facts import cost_of, prices_of
 from proxy.planning.values import Recognized
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage
+
+CAUTION = 1.25
+"""By so much an upstream may count more tokens of a prompt than Weir does."""
 
 
 async def reserve(
@@ -20,7 +26,7 @@ async def reserve(
     caller = request.destination.caller
     if exchange.reserved or exchange.slot is None or not caller.is_counted:
         return
-    took, dollars = _estimate(runtime, request, recognized)
+    took, dollars = _estimate(runtime, request, recognized, exchange.policy)
     tokens = (took.prompt or 0) + (took.completion or 0)
     exchange.reserved = True
     await runtime.admission.take_tokens(exchange.slot, caller, tokens)
@@ -29,7 +35,7 @@ async def reserve(
     if dollars is None and caller.counts_dollars:
         exchange.degraded.append("price")
     exchange.budget, refusal = await runtime.budgets.reserve(
-        caller, exchange.id, tokens=tokens, dollars=dollars or 0.0
+        caller, exchange.id, tokens=_cautious(took), dollars=dollars or 0.0
     )
     if refusal is not None:
         raise refusal
@@ -37,21 +43,35 @@ async def reserve(
         exchange.degraded.append("budget")
 
 
+def _cautious(took: ReportedUsage) -> int:
+    return math.ceil(CAUTION * (took.prompt or 0)) + (took.completion or 0)
+
+
 def _estimate(
-    runtime: Runtime, request: Request, recognized: Recognized | None
+    runtime: Runtime, request: Request, recognized: Recognized | None, settings: ContextSettings
 ) -> tuple[ReportedUsage, float | None]:
-    """The tokens that a request may take, and their list price in US dollars, None without one."""
+    """The tokens that a request may take, and what they may cost in US dollars, None without a
+    price.
+    """
     chat = request.chat
+    fallback = ""
     if recognized is None:
-        facts = runtime.registry.facts(chat.model, settings=runtime.config.policy())
+        facts = runtime.registry.facts(chat.model, settings=settings)
         prompt = len(request.client.body) // BYTES_A_TOKEN
         prompt = min(prompt, facts.window or prompt)
-        answer = chat.max_tokens or runtime.config.policy().reserve_floor
+        answer = chat.max_tokens or settings.reserve_floor
     else:
         facts = recognized.limits.facts
         budget = recognized.limits.budget
-        prompt = min(budget.estimate(recognized.transcript.tokens), budget.window)
+        prompt = budget.estimate(recognized.transcript.tokens)
         answer = chat.max_tokens or budget.reserve
-    took = ReportedUsage(prompt=prompt, completion=answer)
+        if settings.fallback is None:
+            prompt = min(prompt, budget.window)
+        elif not budget.fits(recognized.transcript.tokens):
+            fallback = settings.fallback
+    cautious = ReportedUsage(prompt=math.ceil(CAUTION * prompt), completion=answer)
     prices = prices_of(chat.model, facts)
-    return took, None if prices is None else cost_of(prices, took)
+    own = None if prices is None else cost_of(prices, cautious)
+    other = runtime.registry.list_price(fallback, cautious)
+    costs = [cost for cost in (own, other) if cost is not None]
+    return ReportedUsage(prompt=prompt, completion=answer), max(costs, default=None)

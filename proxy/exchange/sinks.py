@@ -5,14 +5,12 @@ import time
 from collections.abc import Mapping
 
 from policies.pressure import STATUS
-from policies.settings import ContextSettings
 from proxy.access.destination import TENANT_SHOWN, Caller
 from proxy.exchange.exchange import Exchange, evicted_count
 from proxy.exchange.metrics import count, count_cost, count_key
 from proxy.exchange.record import ExchangeRecord, record_of
 from proxy.exchange.row import inspection_of, row_of
 from proxy.features.feature import TurnEnd
-from proxy.models.facts import cost_of, prices_of
 from proxy.runtime import Runtime
 from proxy.store.records import RelayedRow
 from proxy.tap import NO_USAGE, ReportedUsage
@@ -59,12 +57,7 @@ def record_relayed(
     metrics = runtime.telemetry.metrics
     cost = None
     if usage is not None:
-        prices = (
-            prices_of(model, runtime.registry.facts(model, settings=ContextSettings()))
-            if model
-            else None
-        )
-        cost = None if prices is None else cost_of(prices, usage)
+        cost = runtime.registry.list_price(model, usage)
         count_key(metrics, caller, used.prompt or 0, 0, used)
         if cost is not None:
             count_cost(metrics, caller, cost, 0.0)

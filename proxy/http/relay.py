@@ -193,8 +193,10 @@ class RelayedRequest:
         await runtime.admission.take_tokens(self.slot, caller, tokens)
         if not caller.has_budget:
             return
+        model = "" if self.destination is None else self.destination.model
+        dollars = runtime.registry.list_price(model, ReportedUsage(prompt=tokens))
         self.budget, refusal = await runtime.budgets.reserve(
-            caller, self.id, tokens=tokens, dollars=0.0
+            caller, self.id, tokens=tokens, dollars=dollars or 0.0
         )
         if refusal is not None:
             raise refusal

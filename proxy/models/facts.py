@@ -251,6 +251,13 @@ class ModelRegistry:
                 return found[max(found)]
         return None
 
+    def list_price(self, model: str, usage: ReportedUsage) -> float | None:
+        """What tokens of a model cost in US dollars by what the operator and the table say, None
+        where neither has a price.
+        """
+        prices = prices_of(model, self.facts(model, settings=ContextSettings())) if model else None
+        return None if prices is None else cost_of(prices, usage)
+
     def facts(
         self,
         model: str,

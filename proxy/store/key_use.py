@@ -68,12 +68,14 @@ UPDATE key_use AS k SET open = ((k.open::jsonb - :process) || CASE WHEN :here > 
   THEN jsonb_build_object(:process, jsonb_build_array(:here, t.now + :open_for)) ELSE '{}'::jsonb END)::text
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()))::bigint AS now) t WHERE k.key = :key
 """)
+# k alone is read: what a statement joins is as it was before it waited for the row
 FORGET = _statement("""
-UPDATE key_use AS k SET begun = ((k.begun::jsonb - b.second) || CASE WHEN b.number > :count
-  THEN jsonb_build_object(b.second, b.number - :count) ELSE '{}'::jsonb END)::text
-FROM (SELECT u.key, max(e.key) AS second, (u.begun::jsonb ->> max(e.key))::bigint AS number
-  FROM key_use u CROSS JOIN LATERAL jsonb_each(u.begun::jsonb) e WHERE u.key = :key GROUP BY u.key, u.begun) b
-WHERE k.key = b.key
+UPDATE key_use AS k SET begun = (
+  SELECT ((k.begun::jsonb - b.second) || CASE WHEN b.number > :count
+    THEN jsonb_build_object(b.second, b.number - :count) ELSE '{}'::jsonb END)::text
+  FROM (SELECT e.key AS second, e.value::text::bigint AS number FROM jsonb_each(k.begun::jsonb) e
+    ORDER BY e.key DESC LIMIT 1) b)
+WHERE k.key = :key AND k.begun::jsonb <> '{}'::jsonb
 """)
 
 

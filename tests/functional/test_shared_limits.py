@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from proxy.store import key_use
-from proxy.store.records import StoreUnavailable
+from proxy.store.records import Refusal, StoreUnavailable
 from tests.functional.harness import Deployment, InTurns
 from tests.functional.scripted import Asked, Reply, completion, scripted, whole
 
@@ -20,7 +20,14 @@ TWO = pytest.mark.parametrize("deployment", [2], indirect=True)
 CONFIG = """
 upstreams: {{main: {{base_url: "{url}", api_key: sk-operator}}}}
 window: 8192
+teams:
+  busy: {{requests_per_minute: 5}}
+  wordy: {{tokens_per_minute: 300}}
 keys:
+  - {{name: ann, secret: secret-ann, team: busy}}
+  - {{name: bob, secret: secret-bob, team: busy, requests_per_minute: 3}}
+  - {{name: cy, secret: secret-cy, team: wordy}}
+  - {{name: dee, secret: secret-dee, tokens_per_minute: 250}}
   - {{name: often, secret: secret-often, requests_per_minute: 6}}
   - {{name: many, secret: secret-many, concurrency: 2}}
   - {{name: free, secret: secret-free}}
@@ -57,6 +64,21 @@ async def test_a_rate_holds_in_all_processes_together(tmp_path: Path, deployment
             assert 30 < int(each.headers["retry-after"]) <= 61
             assert "requests_per_minute" in each.json()["error"]["message"]
         assert {(await ask(http, target.root(), "free")).status_code for _ in range(10)} == {200}
+
+
+@TWO
+async def test_a_teams_rates_hold_for_all_its_keys_in_all_processes(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, http):
+        answers = [await ask(http, target.root(), name) for name in ("ann", "bob", "bob", "bob", "bob", "ann", "ann")]
+        assert [each.status_code for each in answers] == [200, 200, 200, 200, 429, 200, 429]
+        assert "This key has begun 3 requests" in answers[4].text
+        assert "The team busy has begun 5 requests within a minute" in answers[6].text
+        answers = [await ask(http, target.root(), "cy", max_tokens=100) for _ in range(5)]
+        assert [each.status_code for each in answers] == [200] * 3 + [429] * 2
+        assert "The team wordy has taken 300 tokens within a minute" in answers[4].text
+        answers = [await ask(http, target.root(), "dee", max_tokens=100) for _ in range(4)]
+        assert [each.status_code for each in answers] == [200] * 3 + [429]
+        assert 1 <= int(answers[3].headers["retry-after"]) <= 61
 
 
 @TWO
@@ -132,3 +154,14 @@ async def test_a_request_costs_one_statement_and_none_where_its_key_has_no_limit
         for name in ("free", "often", "many", "free"):
             assert (await ask(http, root, name)).status_code == 200
     assert seen == ["often", "many"]
+
+
+@TWO
+async def test_what_two_processes_forget_at_once_is_forgotten_twice(tmp_path: Path, deployment: Deployment) -> None:
+    async with two(tmp_path, deployment) as (target, _):
+        stores = [each.runtime.store for each in target.weirs]
+        for _ in range(20):
+            await asyncio.gather(*(each.enter_key("k", process="p", here=1, rate=9, most=0) for each in stores))
+            await asyncio.gather(*(each.keep_key_use({}, process="p", forgotten={"k": 1}) for each in stores))
+        uses = [await target.store.enter_key("k", process="p", here=1, rate=9, most=0) for _ in range(10)]
+    assert [use.refused for use in uses] == [Refusal.NONE] * 9 + [Refusal.RATE]
