@@ -36,7 +36,7 @@ from proxy.store.records import CorruptStore, SchemaTooNew, StoreError
 
 HEAD = "2"
 """The newest of the revisions in ``proxy/store/migrations/versions``."""
-OLDER = frozenset({"1"})
+OLDER = frozenset(str(number) for number in range(1, int(HEAD)))
 """Those that a database is brought up from."""
 UNRELEASED = re.compile("00[0-9]{2}")
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
