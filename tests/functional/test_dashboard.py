@@ -335,3 +335,43 @@ async def test_search_finds_what_was_removed_and_what_is_still_in_the_window(api
         assert words in page
         nothing = (await caller.get("/search?q=zzzxqv")).text
         assert "Nothing was found" in nothing
+
+
+TEAMS = """
+teams:
+  research: {budgets: [{period: month, tokens: 1000000, dollars: 50}]}
+  other: {budgets: [{period: day, tokens: 5, hard: false}]}
+"""
+
+
+async def test_the_page_of_keys_draws_each_budget_and_makes_keys_with_them(tmp_path: Path) -> None:
+    async with serving(tmp_path, more=TEAMS) as api, visitor(api, ADMIN) as operator:
+        fields = {"name": "made", "team": "research", "budgets": "day,tokens=1,soft week,dollars=2,soft"}
+        page = await operator.send("/keys", page="/keys", **fields)
+        assert page.status_code == 201
+        secret = re.search(r'class="secret"[^>]*>([^<]+)<', page.text)
+        assert secret is not None
+        made = secret[1]
+        wrong = await operator.send("/keys", page="/keys", name="n", budgets="day,tokens=none")
+        assert wrong.status_code == 400
+        assert "a budget is written day,tokens=1000000" in wrong.text
+        await compacted(api, key=made)
+        await api.turns.settled()
+        rows = re.findall(
+            r"<tr><td>(team|key) (\w+)</td><td>.*?aria-label=\"(\d+)% used\"", (await operator.get("/keys")).text
+        )
+        assert [row[:2] for row in rows] == [
+            *[("team", "research")] * 2,
+            ("team", "other"),
+            *[("key", "made")] * 2,
+        ]
+        assert int(rows[3][2]) > 100
+        usage = (await operator.get("/usage?by=team")).text
+        assert "research" in usage
+    (tmp_path / "own").mkdir()
+    async with serving(tmp_path / "own", more=TEAMS) as api:
+        one = (await api.ask("POST", "keys", {"name": "one", "team": "research"}, key=ADMIN)).json()["secret"]
+        two = (await api.ask("POST", "keys", {"name": "two", "team": "other"}, key=ADMIN)).json()["secret"]
+        await compacted(api, key=two)
+        async with visitor(api, one) as caller:
+            assert "other" not in re.sub("<nav.*?</nav>", "", (await caller.get("/usage?by=team")).text)

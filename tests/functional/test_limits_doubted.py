@@ -5,12 +5,7 @@ from pathlib import Path
 from proxy.runtime import Runtime
 from tests.functional.harness import prose, weir
 from tests.functional.scripted import Asked, Reply, scripted, whole
-from tests.functional.test_limits_of_every_kind import (
-    Talk,
-    answer_of,
-    refusal_of,
-    tokens_in,
-)
+from tests.functional.test_limits_of_every_kind import Talk, answer_of, refusal_of, tokens_in
 
 WIDE = 32_000
 SMALL = 6_000

@@ -7,10 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.functional.harness import (
-    WeirProcess,
-    free_port,
-)
+from tests.functional.harness import WeirProcess, free_port
 
 pytestmark = pytest.mark.slow
 

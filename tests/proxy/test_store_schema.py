@@ -3,6 +3,7 @@ import fcntl
 import re
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from proxy.store import (
     migrations,
     schema,
 )
+from proxy.store.budgets import Limit
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase
 from tests.proxy.store_rows import change, eviction, exchange, note, summary, url
@@ -211,3 +213,39 @@ def scoped(statement: str) -> bool:
     if statement.startswith("INSERT") and "SELECT" not in statement:
         return "tenant" in statement
     return re.search(r"tenant = \?", statement) is not None
+
+
+def in_the_first_schema(path: Path) -> None:
+    """Make of a database one of the first release."""
+    with closing(sqlite3.connect(path)) as connection:
+        for table in ("key_days", "reservations"):
+            connection.execute(f"DROP TABLE {table}")
+        for name in ("tokens_per_minute", "team", "budgets"):
+            connection.execute(f"ALTER TABLE keys DROP COLUMN {name}")
+        connection.execute("UPDATE alembic_version SET version_num = '1'")
+        connection.commit()
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_database_of_the_first_release_is_brought_up_with_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    store = await Store.open(url(path))
+    tenant = "ab" * 16
+    rows = [exchange(number, tenant=tenant) for number in range(3)]
+    await store.record([msgspec.structs.replace(row, usage_prompt=10, usage_completion=5) for row in rows])
+    await store.add_key(KeyRow(name="bot", digest="d", policy=None, models=("m",), allow=(), created=1.0))
+    before = await store.usage(None, since=0)
+    await store.close()
+    in_the_first_schema(path)
+    with pytest.raises(StoreError, match=r"schema 1, and this Weir has 2: run `weir db migrate`"):
+        await Store.open(url(path), read_only=True)
+    store = await Store.open(url(path))
+    assert await store.usage(None, since=0) == before
+    (taken,) = await store.usage(None, since=0, by="key")
+    assert (taken.group, taken.requests, taken.prompt + taken.completion) == (tenant, 3, 45)
+    limit = Limit(scope="key", name=tenant, since=0, tokens=100)
+    assert [use.tokens for use in await store.spent([limit], at=1.0)] == [45]
+    (key,) = await store.list_keys()
+    assert (key.models, key.team, key.budgets, key.tokens_per_minute) == (("m",), None, None, None)
+    await store.close()
+    await (await Store.open(url(path), read_only=True)).close()
