@@ -15,7 +15,14 @@ from contextlib import suppress
 import msgspec
 
 from proxy.store.audit import of_change
-from proxy.store.records import Change, ExchangeRow, Row, StaleVersion, StoreError
+from proxy.store.records import (
+    Change,
+    ExchangeRow,
+    RelayedRow,
+    Row,
+    StaleVersion,
+    StoreError,
+)
 from proxy.store.store import Store
 
 log = logging.getLogger("weir.settle")
@@ -23,6 +30,10 @@ BATCH = 256
 # bytes of new messages that one batch is about: requests that have to be stored wait for it
 HEAVY = 512 << 10
 PAUSE = 0.15
+SOON = 0.02
+"""Seconds until the row of a request is stored for which something of a budget is reserved: till
+then others are refused what it did not take, and a process that is killed has not counted it.
+"""
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
 MAX_CHANGES = 2_000
@@ -55,6 +66,7 @@ class WriteBehindQueue:
         self._writing = asyncio.Lock()
         self._failing = False
         self._held = 0
+        self._pause = PAUSE
 
     @property
     def failing(self) -> bool:
@@ -77,6 +89,8 @@ class WriteBehindQueue:
     def put(self, row: Row) -> None:
         self._held += _weight(row)
         self._rows.append(row)
+        if isinstance(row, ExchangeRow | RelayedRow) and row.reserved:
+            self._pause = SOON
         self._wake.set()
 
     def keep(self, change: Change) -> None:
@@ -118,7 +132,9 @@ class WriteBehindQueue:
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(RETRY_PAUSE if self._failing else PAUSE)
+            pause = self._pause
+            self._pause = PAUSE
+            await asyncio.sleep(RETRY_PAUSE if self._failing else pause)
             self._wake.clear()
             await self.flush()
             if self._changes or self._rows:
