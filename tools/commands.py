@@ -22,7 +22,7 @@ def page() -> str:
 
 
 def _sections(command: click.Command, name: str) -> Iterator[str]:
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, **weir.context_settings)
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
             found = command.get_command(context, each)
