@@ -62,6 +62,8 @@ def happen(name: str, target: RunningWeir) -> None:
             metrics.settlement.observe(0.02)
         case "WeirConversationCritical":
             metrics.alerts.labels("critical", "overflow", "utilization").inc()
+        case "WeirBudgetIsUsedUp":
+            metrics.budget_used.watch(lambda: {("bot", "", "day", "tokens"): 1.0})
         case "WeirSummariserFails":
             metrics.summarizer_calls.labels("timeout").inc()
 
@@ -91,7 +93,7 @@ async def pages(name: str) -> list[dict[str, float]]:
 
 def series(before: float | None, first: float, second: float, *, lasts: bool) -> str:
     """The values of a series minute by minute: as before, then the event, once or once a minute."""
-    quiet = f"_x{QUIET}" if before is None else f"{before}+0x{QUIET}"
+    quiet = f"_x{QUIET + 1}" if before is None else f"{before}+0x{QUIET}"
     return f"{quiet} {first}{second - first if lasts else 0:+}x{LASTING}"
 
 
