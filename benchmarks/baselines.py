@@ -88,5 +88,6 @@ def matched(baseline: Baseline, requests: Sequence[Chat], wanted: int) -> list[l
         more = baseline(messages, below + max(1, missing))
         step = sum(map(tokens, more)) - sum(map(tokens, found[number]))
         if abs(missing - step) < abs(missing):
-            found[number], missing = more, missing - step
+            found[number] = more
+            missing -= step
     return found

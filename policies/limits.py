@@ -207,7 +207,8 @@ class TokenBudget:
             if tokens:
                 before += tokens
                 upto = self.estimate(before)
-                result[name], reported = upto - reported, upto
+                result[name] = upto - reported
+                reported = upto
         return result
 
     def room_for(self, tokens: float) -> int:

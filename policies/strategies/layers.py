@@ -161,7 +161,9 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
             work.take(layer, draft, kept=False, prunable=prunable)
             continue
         done = yield from strategy.run(draft, at_work)
-        done, reason = (replace(done, reason="") if done.reason else done), done.reason
+        reason = done.reason
+        if reason:
+            done = replace(done, reason="")
         if done is draft and layer.at == 0 and not reason:
             continue  # it looks at every request, and had nothing to do
         kept = _pays(layer, draft.tokens, done.tokens, at_work)

@@ -268,7 +268,8 @@ def choose(
             share[of[n]] = APART / (APART + max(0.0, used[of[n]] - WHOLE))
             for term in terms[n]:
                 if (often := times.get(term, 0) + 1) <= SHOWN:
-                    times[term], left[term] = often, whole[term] * damped[often]
+                    times[term] = often
+                    left[term] = whole[term] * damped[often]
     return chosen
 
 

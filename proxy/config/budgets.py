@@ -130,7 +130,8 @@ def period_at(period: Period, at: float) -> tuple[float, float]:
         hour=0, minute=0, second=0, microsecond=0
     )
     if period == "day":
-        begins, ends = day, day + dt.timedelta(days=1)
+        begins = day
+        ends = day + dt.timedelta(days=1)
     elif period == "week":
         begins = day - dt.timedelta(days=day.weekday())
         ends = begins + dt.timedelta(days=7)

@@ -93,7 +93,8 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     budget = recognized.limits.budget
     if decision is not None:
         detail["buckets"] = {name: tokens for name, tokens in decision.buckets.items() if tokens}
-    detail["base"], detail["window"] = recognized.policy_limits.base, budget.window
+    detail["base"] = recognized.policy_limits.base
+    detail["window"] = budget.window
     if budget.caps:
         detail["caps"] = dict(budget.caps)
         if decision is not None:

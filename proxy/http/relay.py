@@ -113,7 +113,9 @@ class RelayedRequest:
             self.error = "stream_broken"
             log.warning("a relayed answer broke off before its end")
         except ProxyError as error:
-            self.error, self.status, refused = error.code, error.status, error.status
+            self.error = error.code
+            self.status = error.status
+            refused = error.status
             codec = CODECS.get(self.route.path.split("/")[1], CHAT)
             response = as_error(error, request_id=self.id, codec=codec)
             response.raw_headers += self._budget()

@@ -215,7 +215,8 @@ def follow_others(
         ):
             key = (row.tenant, home[row.id])
             checkup = check(known.get(key), row.health.sample, row.health.rules)
-            known[key], row = checkup.health, msgspec.structs.replace(row, health=checkup)
+            known[key] = checkup.health
+            row = msgspec.structs.replace(row, health=checkup)
         followed.append(row)
     return followed
 
