@@ -576,8 +576,11 @@ def _value(given: Param, of: Field[Any]) -> Param | None:
     if kind == "words":
         return given if isinstance(given, tuple) else (str(given),)
     if kind in {"whole", "number"}:
-        return (int(given) if kind == "whole" else float(given)) if is_number else None  # type: ignore[arg-type]
-    return given if isinstance(given, bool if kind == "flag" else str) else None
+        if not is_number:
+            return None
+        return int(given) if kind == "whole" else float(given)  # type: ignore[arg-type]
+    expected = bool if kind == "flag" else str
+    return given if isinstance(given, expected) else None
 
 
 def touchable(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage, Message]]:

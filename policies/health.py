@@ -328,16 +328,11 @@ def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
     is_late = 0 < known.at - sample.at < LATE
     number = known.requests + 1
     is_thrash = sample.compacted and sample.due - known.left < THRASH_ROOM
+    above = known.above + 1 if sample.utilization > rules.utilization else 0
     after = Health(
         requests=number,
         at=known.at if is_late else sample.at,
-        above=(
-            known.above
-            if is_late
-            else known.above + 1
-            if sample.utilization > rules.utilization
-            else 0
-        ),
+        above=known.above if is_late else above,
         evicted=(*known.evicted, sample.evicted)[-EVICTION_WINDOW:],
         ratios=(*known.ratios, *sample.ratios)[-CONDENSINGS:] if sample.ratios else known.ratios,
         compactions=_lately(known.compactions, number, more=is_thrash),
@@ -430,8 +425,9 @@ def trend_of(snapshots: Sequence[Snapshot]) -> HealthTrend:
     moved = round(newest[-1].utilization - newest[0].utilization, 3)
     rates = [each.burn_rate for each in newest if each.burn_rate is not None]
     scores = [each.fidelity_score for each in newest if each.fidelity_score is not None]
+    direction: Literal["rising", "falling"] = "rising" if moved > 0 else "falling"
     return HealthTrend(
-        trend="stable" if abs(moved) < STABLE else "rising" if moved > 0 else "falling",
+        trend="stable" if abs(moved) < STABLE else direction,
         samples=len(newest),
         utilization_delta=moved,
         burn_rate_delta=round(rates[-1] - rates[0], 1) if rates else None,

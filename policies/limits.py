@@ -466,11 +466,9 @@ def target_for(
     cap = budget.caps.get(layer.scope)
     if cap is None:
         return budget.room_for(budget.window)
-    share = (
-        layer.stop_at
-        if layer.stop_at is not None
-        else WATERMARK * (1.0 if layer.at is None else layer.at)
-    )
+    share = layer.stop_at
+    if share is None:
+        share = WATERMARK * (1.0 if layer.at is None else layer.at)
     return budget.room_for(share * cap)
 
 

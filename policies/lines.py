@@ -90,8 +90,11 @@ def _items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield role, line[len(INDENT) :]
         else:
             begun = _QUOTED.match(line)
-            listed = listed if line.startswith(ENTRY) else "user" if line in _OF_THE_USER else ""
+            if not line.startswith(ENTRY):
+                listed = "user" if line in _OF_THE_USER else ""
             role = begun["role"] if begun is not None else listed
             is_heading = begun is None and not line.startswith(ENTRY)
-            start = 0 if role != "user" else len(ENTRY) if begun is None else begun.end()
+            start = 0
+            if role == "user":
+                start = len(ENTRY) if begun is None else begun.end()
             yield ("" if is_heading else role), line[0 if is_heading else start :]

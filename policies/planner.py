@@ -410,8 +410,9 @@ def _decide(
     length = len(draft.transcript.chain)
     window, begun = _window(draft)
     stands = (piece.index for piece in draft.pieces if piece.text is None)
+    unless_new = Action.REPLAY if changed else Action.PASS
     return Decision(
-        action=Action.EDIT if new else Action.REPLAY if changed else Action.PASS,
+        action=Action.EDIT if new else unless_new,
         pieces=draft.pieces if changed else None,
         before=grown.raw,
         due=budget.estimate(trail[0].before if trail else after),

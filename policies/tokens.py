@@ -508,14 +508,17 @@ def _audio(part: Mapping[str, Any], model: str) -> int:
     audio, value = _held(part, ("input_audio", "audio_url", "audio"), ("data", "url"))
     form = audio.get("format")
     data = _base64(value)
-    seconds = _seconds(data, form if isinstance(form, str) else "mp3") if data else UNKNOWN_SECONDS
+    known = form if isinstance(form, str) else "mp3"
+    seconds = _seconds(data, known) if data else UNKNOWN_SECONDS
     return math.ceil(seconds * _audio_rate(model))
 
 
 def _audio_rate(model: str) -> float:
     """Tokens of a second."""
     name = bare_name(model)
-    return 32.0 if "gemini" in name else 25.0 if "qwen" in name else 10.0
+    if "gemini" in name:
+        return 32.0
+    return 25.0 if "qwen" in name else 10.0
 
 
 def _seconds(data: str, form: str) -> float:

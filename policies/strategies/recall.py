@@ -650,7 +650,9 @@ def _lines(places: Sequence[_Place]) -> Iterator[str]:
             if follows:
                 said += text[within[n - 1].passage.end : passage.end]
             else:
-                gap = "" if n == 0 and passage.opens else "\u2026 " if n == 0 else " \u2026 "
+                gap = " \u2026 "
+                if n == 0:
+                    gap = "" if passage.opens else "\u2026 "
                 said += gap + text[passage.start : passage.end]
             if n + 1 == len(within) and not passage.closes:
                 said += " \u2026"

@@ -111,7 +111,8 @@ def way_back(*, calls: bool, tool: str = "") -> str:
     """How a model sees again what was removed: by ``calls`` that it made, or by the recall
     ``tool``.
     """
-    return REPEAT.format(tool=RECALL.format(name=tool) if tool else "") if calls else ""
+    recall = RECALL.format(name=tool) if tool else ""
+    return REPEAT.format(tool=recall) if calls else ""
 
 
 def render_summary(extract_text: str, *, narrative: str = "", removed: int, back: str = "") -> str:

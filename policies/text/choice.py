@@ -149,9 +149,11 @@ class Weights(dict[str, float]):
         times = self._in.get(term, 0)
         # said again, it is needed: rarity is no measure
         if len(term) >= SHORTEST_IDENTIFIER and is_identifier(term):
-            asked = (
-                USED if used else LIKE_USED if self._shapes and self.is_called_for(term) else 1.0
-            )
+            asked = 1.0
+            if used:
+                asked = USED
+            elif self._shapes and self.is_called_for(term):
+                asked = LIKE_USED
             # may be any key of records
             if term.isascii() and "/" not in term and not DIGIT.search(term):
                 weight = self._rarity[times] * IDENTIFIER * asked
@@ -458,7 +460,8 @@ def joined(
                 and neighbours is not None
                 and neighbours.stand(before.segment.text, said)
             )
-            text += ", " if listed else " " if beside else gap
+            unless_listed = " " if beside else gap
+            text += ", " if listed else unless_listed
         text += said
         before = item
     return text

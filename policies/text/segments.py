@@ -395,7 +395,9 @@ def shape(word: str) -> str:
 
 def _kind_of(part: re.Match[str]) -> str:
     text = part.group()
-    return "9" if text.isdigit() else "a" if text.isalpha() else f"#{len(text)}"
+    if text.isdigit():
+        return "9"
+    return "a" if text.isalpha() else f"#{len(text)}"
 
 
 def is_alone(segment: Segment) -> bool:

@@ -296,13 +296,9 @@ def _first_key(making: str) -> Iterator[str]:
 def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
     root = f"http://{config.listen.host}:{port}"
     who = "anybody on this machine" if config.listen.loopback else "ANYBODY WHO CAN CONNECT"
-    allowed = (
-        who
-        if keys.is_open
-        else f"whoever has one of {len(keys)} keys"
-        if len(keys)
-        else "nobody yet"
-    )
+    allowed = f"whoever has one of {len(keys)} keys" if len(keys) else "nobody yet"
+    if keys.is_open:
+        allowed = who
     if config.simulate:
         where = (
             f"the built-in simulator (window {config.window} tokens); --upstream URL changes that"

@@ -122,9 +122,9 @@ def nearest(word: str, known: Sequence[str]) -> str:
     names.
     """
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return (
-        f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}" if known else ""
-    )
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(known)}" if known else ""
 
 
 def read_document(path: Path, *, env: Mapping[str, str]) -> Document:

@@ -299,9 +299,9 @@ class PageVisit:
         rows: int = 50,
     ) -> ManagementRequest:
         """A request to the management API by the person who looks, and by nobody else."""
-        data = (
-            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        )
+        data = body if isinstance(body, bytes) else b""
+        if body is not None and not isinstance(body, bytes):
+            data = json.dumps(body).encode()
 
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": data, "more_body": False}

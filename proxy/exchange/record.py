@@ -74,6 +74,7 @@ def record_of(exchange: Exchange, runtime: Runtime, *, ended: float) -> Exchange
     ending = exchange.ending()
     reported = exchange.reported()
     billed = exchange.billed()
+    failure = "" if label == "ok" else label
     return ExchangeRecord(
         exchange=exchange,
         at=at,
@@ -89,9 +90,7 @@ def record_of(exchange: Exchange, runtime: Runtime, *, ended: float) -> Exchange
         ending=ending,
         reported=reported,
         billed=together(billed) if billed else None,
-        call=None
-        if attempts is None
-        else attempts.end_call(reported, exchange.seen, "" if label == "ok" else label),
+        call=None if attempts is None else attempts.end_call(reported, exchange.seen, failure),
         cache=_cache_use(exchange, billed, ttl=CACHE_TTL, at=at),
         events=_events(runtime, exchange, ending),
         checkup=_check_up(runtime, exchange, tokens, at=at),

@@ -47,8 +47,9 @@ class Probes:
         )
         names = self._runtime.config.upstreams
         ready = not draining and store == "ok" and any(upstreams)
+        status = "draining" if draining else "not ready"
         state = {
-            "status": "ready" if ready else "draining" if draining else "not ready",
+            "status": "ready" if ready else status,
             "store": store,
             "upstreams": {
                 n: "ok" if up else "unreachable" for n, up in zip(names, upstreams, strict=True)

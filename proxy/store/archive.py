@@ -511,7 +511,9 @@ def _phrases(word: str) -> list[str]:
     found = words(word)
     if _signs(word):
         return []
-    return found if SOLID.search(word) else [" ".join(found)] if found else []
+    if SOLID.search(word) or not found:
+        return found
+    return [" ".join(found)]
 
 
 def _signs(word: str) -> list[str]:

@@ -71,7 +71,8 @@ def usage(
     if by in ("team", "key"):
         return _by_key(tx, by, since=since, key=key)
     d = usage_days.c
-    part = d.at if by == "day" else sa.null() if by is None else d[by]
+    name = "at" if by == "day" else by
+    part = sa.null() if name is None else d[name]
     query = sa.select(d.tenant, part.label("part"), *_numbers(UsageRow, _sums(usage_days)))
     query = query.where(d.at >= day_of(since), owned(usage_days, tenant))
     query = query.group_by(d.tenant, *([] if by is None else [part]))

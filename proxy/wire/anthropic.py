@@ -336,7 +336,9 @@ class MessagesCodec(Codec):
             return _delta(_started(value))
         if kind == "content_block_delta":
             return _delta(_added(value))
-        return DONE if kind == "message_stop" else value if kind in (None, "error") else {}
+        if kind == "message_stop":
+            return DONE
+        return value if kind in (None, "error") else {}
 
     def error_body(self, error: ProxyError) -> bytes:
         """An error in Anthropic's shape; what does not fit in the words after which Claude Code
