@@ -18,7 +18,8 @@ from tests.real.environments import HERE, environment, packages
 from tests.real.scripted import Script
 
 DRIVERS = HERE / "drivers"
-DOCS = ROOT / "docs" / "clients"
+DOCS = ROOT / "docs" / "clients.md"
+STARTS = ROOT / "docs" / "clients"
 ADDRESS = "http://127.0.0.1:8400"
 NOWHERE = "http://127.0.0.1:9"
 """What stands in for the way to the internet: nothing listens there."""
@@ -56,7 +57,7 @@ class Client:
 def quick_start(name: str) -> tuple[Mapping[str, str], str]:
     """What docs/clients/ has a user of this client export, and put into its configuration."""
     exported, config = {}, ""
-    for each, kind, text in QUICK_START.findall("".join(page.read_text() for page in sorted(DOCS.glob("*.md")))):
+    for each, kind, text in QUICK_START.findall("".join(page.read_text() for page in sorted(STARTS.glob("*.md")))):
         if each != name:
             continue
         if kind == "sh":
