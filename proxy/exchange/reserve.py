@@ -29,6 +29,7 @@ async def reserve(
     took, dollars = _estimate(runtime, request, recognized, exchange.policy)
     tokens = (took.prompt or 0) + (took.completion or 0)
     exchange.reserved = True
+    exchange.assumed = took.prompt
     await runtime.admission.take_tokens(exchange.slot, caller, tokens)
     if not caller.has_budget:
         return

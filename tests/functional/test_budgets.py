@@ -188,6 +188,31 @@ async def test_what_is_relayed_counts_and_is_refused_too(office: Office) -> None
     assert answers[-1].headers["x-weir-budget"] == "tokens=45/40;period=day;key=hard"
 
 
+STREAMED: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
+    "off": ("chat/completions", {}, {"x-weir-mode": "off"}),
+    "forbidden": ("chat/completions", {"transforms": []}, {}),
+    "relayed": ("completions", {"prompt": "x" * 40}, {}),
+}
+"""Streams that Weir does not count for their own sake: switched off, not to be edited, relayed."""
+
+
+@pytest.mark.parametrize("how", STREAMED)
+async def test_a_stream_whose_usage_nobody_asked_for_counts_as_well(how: str, tmp_path: Path) -> None:
+    path, more, headers = STREAMED[how]
+    key = "  - {name: sly, secret: secret-sly, allow: [mode], budgets: [{period: day, tokens: 40}]}"
+    async with opened(tmp_path, more=key) as office:
+        statuses = await office.statuses("sly", 6, path=path, stream=True, headers=headers, **more)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+
+
+async def test_a_compaction_by_the_provider_is_refused_too_and_a_count_is_not(office: Office) -> None:
+    await office.statuses("hard", 3)
+    assert await office.statuses("hard", 1, path="responses/compact", input="hi", messages=None) == [429]
+    assert await office.statuses("hard", 1, path="messages/count_tokens") == [200]
+    assert await reservations(office.target) == 0
+
+
 async def test_what_is_in_flight_may_not_pass_a_budget_either(office: Office) -> None:
     answers = await asyncio.gather(*(office.ask("hard", max_tokens=50) for _ in range(8)))
     statuses = sorted(each.status_code for each in answers)
