@@ -225,6 +225,16 @@ async def test_what_is_in_flight_may_not_pass_a_budget_either(office: Office) ->
     assert used["prompt"] + used["completion"] <= 40 + 15
 
 
+async def test_a_client_that_asks_in_turns_does_not_wait_for_its_own_answers(office: Office) -> None:
+    """What is answered holds nothing of a budget, although its row is stored in the background."""
+    body = {"model": "m", "messages": HELLO, "max_tokens": 50}
+    headers = {"authorization": "Bearer secret-hard"}
+    at = f"{office.target.root}/v1/chat/completions"
+    answers = [await office.http.post(at, json=body, headers=headers) for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert answers[-1].json()["error"]["code"] == "insufficient_quota"
+
+
 async def test_where_the_store_cannot_say_the_request_is_allowed_and_says_so(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
