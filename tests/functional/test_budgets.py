@@ -460,6 +460,19 @@ async def test_a_rotated_key_goes_on_with_its_bill(office: Office) -> None:
     assert await office.with_secret(turned["secret"], 1) == [429]
 
 
+async def test_both_secrets_of_a_rotated_key_have_the_budget_that_it_is_given_meanwhile(office: Office) -> None:
+    made = await office.post("keys", {"name": "turned", "requests_per_minute": 9})
+    command = ["keys", "rotate", "turned", "--grace", "1h", "--store", str(office.folder / "w.db"), "--json"]
+    turned = json.loads((await asyncio.to_thread(CliRunner().invoke, main, command)).stdout)
+    await office.post("keys/turned/budgets", {"budgets": ["day,tokens=40"]})
+    assert await office.with_secret(made["secret"], 1) == [200]
+    assert await office.with_secret(turned["secret"], 2) == [200, 200]
+    refused = await office.ask("", headers={"authorization": f"Bearer {made['secret']}"})
+    assert refused.status_code == 429
+    assert "The budget of the key turned, 40 tokens a day, is used up" in refused.text
+    assert [row["used"] for row in (await office.get("budgets"))["data"] if row["name"].startswith("turned")] == [45]
+
+
 async def test_a_budget_is_set_while_weir_runs_and_counts_what_was_used_before(office: Office) -> None:
     made = await office.post("keys", {"name": "later", "team": "research"})
     assert await office.with_secret(made["secret"], 2) == [200, 200]
