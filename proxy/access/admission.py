@@ -176,6 +176,7 @@ class Keyring:
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
         self.names: dict[str, str] = {}
+        self.without_team: set[tuple[str, str]] = set()
         rows = [(row, row.tenant or row.digest[:_TENANT_DIGITS]) for row in store_rows]
         newest = {tenant: row for row, tenant in rows if row.revoked is None}
         for row, tenant in rows:
@@ -256,6 +257,8 @@ class Keyring:
         self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b""
     ) -> Caller:
         team = self._teams.get(key.team or "")
+        if key.team and team is None:
+            self.without_team.add((key.name, key.team))
         budgets = _budgets_of(key)
         counted = (
             budgets,

@@ -580,6 +580,34 @@ def test_a_wrong_budget_in_the_file_is_said_with_its_place(yaml: str, tmp_path: 
     assert "weir.yaml:" in str(raised.value)
 
 
+async def test_a_key_whose_team_is_gone_from_the_file_is_warned_of(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    await office.post("keys", {"name": "orphan", "team": "research"})
+    runtime = office.target.runtime
+    teams = {name: team for name, team in runtime.config.teams.items() if name != "research"}
+    runtime.adopt(replace(runtime.config, teams=teams))
+    for _ in range(2):
+        runtime.take_keys(await runtime.store.list_keys())
+    said = [each for each in caplog.messages if "the key orphan is of the team research" in each]
+    assert len(said) == 1
+    assert "name it under teams, or weir keys set orphan --team" in said[0]
+
+
+async def test_a_request_for_several_answers_reserves_all_of_them(tmp_path: Path) -> None:
+    def slowly(asked: Asked) -> Reply:
+        between = 1.0 if asked.json.get("n") else 0.0
+        return replace(fifteen(asked), chunks=(b" ", *fifteen(asked).chunks), between=between)
+
+    async with opened(tmp_path, say=slowly) as office:
+        running = asyncio.create_task(office.ask("hard", n=8))
+        while not await reservations(office.target):
+            await asyncio.sleep(0.01)
+        (row,) = (await office.get("budgets", "hard"))["data"]
+        assert row["reserved"] >= 8 * 5
+        await running
+
+
 BODIES = {
     "year,tokens=5": "period should be 'day', 'week' or 'month'",
     "day,tokens=-5": "tokens should be greater than 0",
