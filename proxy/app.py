@@ -389,6 +389,7 @@ async def _assemble(
         admission=Admission(config.limits),
         budgets=Budgets(
             store,
+            settle=write_queue.flush,
             clock=planner.clock,
             notify=lambda notice: alerts.emit(budgets.notice_of_budget(notice)),
             refused=lambda use: metrics.budget_refusals.labels(*use.labels).inc(),

@@ -62,6 +62,7 @@ class Runtime:
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("weir"))
     set_policies: dict[str, SetPolicy] = field(default_factory=dict)
     without_tools: set[str] = field(default_factory=set)
+    without_team: set[tuple[str, str]] = field(default_factory=set)
     unsupported: TTLCache[tuple[str, str], None] = field(default_factory=unsupported_endpoints)
     sizes: Sequence[tuple[float, int]] = ()
     policies: dict[tuple[str, Mode | None], ContextSettings] = field(default_factory=dict)
@@ -97,6 +98,13 @@ class Runtime:
                 " any other"
             )
             self.logger.warning("%s", said)
+        for name, team in sorted(fresh.without_team - self.without_team):
+            said = (
+                f"the key {name} is of the team {team}, which is not in the configuration: it has"
+                f" no team's budgets and rates; name it under teams, or weir keys set {name} --team"
+            )
+            self.logger.warning("%s", said)
+        self.without_team = fresh.without_team
         if len(before) and not fresh.is_open and not len(fresh):
             said = (
                 "no key is left: nobody may call until there is one; weir keys create --name me"

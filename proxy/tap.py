@@ -270,7 +270,9 @@ _SAID = re.compile(
 )
 _WORD = b'"usage"'
 _MAX_SAID_LEN = 8192
-_KINDS = (b"application/json", b"text/event-stream")
+_STREAM = b"text/event-stream"
+_KINDS = (b"application/json", _STREAM)
+_EVENT = b"data:"
 MAX_UNPACKED = 64 * 1024 * 1024
 
 
@@ -279,15 +281,19 @@ class Reported:
     came last.
 
     A stream says it in several events: the greatest numbers count. ``usage`` stays None where the
-    answer is of another kind or says nothing.
+    answer is of another kind or says nothing. ``events`` counts those of a stream: most servers
+    send a token in each.
     """
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         named = {name.lower(): value.strip().lower() for name, value in headers}
-        self._is_read = named.get(b"content-type", b"").startswith(_KINDS)
+        kind = named.get(b"content-type", b"")
+        self._is_read = kind.startswith(_KINDS)
+        self._is_stream = kind.startswith(_STREAM)
         self._unpacker = unpacker_for(headers)
         self._tail = b""
         self.usage: ReportedUsage | None = None
+        self.events = 0
 
     def feed(self, chunk: bytes) -> None:
         if not self._is_read:
@@ -295,6 +301,8 @@ class Reported:
         self._look(chunk if self._unpacker is None else self._unpacker.feed(chunk))
 
     def _look(self, chunk: bytes) -> None:
+        if self._is_stream:
+            self.events += chunk.count(_EVENT)
         text = self._tail + chunk
         end = 0
         for found in _SAID.finditer(text):

@@ -176,13 +176,16 @@ class Keyring:
         self._known: dict[str, Caller] = {}
         self._revoked: set[str] = set()
         self.names: dict[str, str] = {}
-        for row in store_rows:
-            tenant = row.tenant or row.digest[:_TENANT_DIGITS]
+        self.without_team: set[tuple[str, str]] = set()
+        rows = [(row, row.tenant or row.digest[:_TENANT_DIGITS]) for row in store_rows]
+        newest = {tenant: row for row, tenant in rows if row.revoked is None}
+        for row, tenant in rows:
             self.names[tenant] = row.name
             if row.revoked is not None and row.revoked <= time.time():
                 self._revoked.add(row.digest)
                 continue
-            self._known[row.digest] = self._caller_of(row, row.digest, tenant)
+            # a secret that was rotated out is the same key until it ends, whatever is set meanwhile
+            self._known[row.digest] = self._caller_of(newest.get(tenant, row), row.digest, tenant)
         for key in config_keys:
             digest = key_digest(secret, key.secret.get_secret_value().encode())
             tenant = digest[:_TENANT_DIGITS]
@@ -221,8 +224,8 @@ class Keyring:
 
     @property
     def callers(self) -> Iterable[Caller]:
-        """Every key that holds."""
-        return self._known.values()
+        """Every key that holds, once, however many secrets it has."""
+        return {each.account: each for each in self._known.values()}.values()
 
     def again(self, key: str) -> Caller | None:
         known = self._known.get(key)
@@ -254,6 +257,8 @@ class Keyring:
         self, key: KeyRow | KeySettings, digest: str, tenant: str, credential: bytes = b""
     ) -> Caller:
         team = self._teams.get(key.team or "")
+        if key.team and team is None:
+            self.without_team.add((key.name, key.team))
         budgets = _budgets_of(key)
         counted = (
             budgets,

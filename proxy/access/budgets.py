@@ -7,7 +7,7 @@ store that does not answer cannot say what is used: the request is allowed, and 
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -109,18 +109,27 @@ def amount(unit: Unit, value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
+async def _nothing() -> None:
+    """What is settled where nothing waits."""
+
+
 class Budgets:
-    """The budgets of all keys, and the reservations of the requests that run here."""
+    """The budgets of all keys, and the reservations of the requests that run here.
+
+    ``settle`` stores the rows of requests that have ended, so that these hold nothing any more.
+    """
 
     def __init__(
         self,
         store: Store,
         *,
+        settle: Callable[[], Awaitable[None]] = _nothing,
         clock: Callable[[], float] = time.time,
         notify: Callable[[BudgetNotice], None] = lambda _: None,
         refused: Callable[[BudgetUse], None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._settle = settle
         self._clock = clock
         self._notify = notify
         self._refused = refused
@@ -146,13 +155,14 @@ class Budgets:
             expires=at + LEASE,
         )
         held = list(budgets_of(caller))
-        limits = _limits_of(held, at=at)
         try:
-            spent, is_reserved = await self._store.reserve(row, limits, at=at)
+            uses, is_reserved = await self._try(row, held, at=at)
+            if not is_reserved and not any(use.hard and use.is_used_up for use in uses):
+                await self._settle()
+                uses, is_reserved = await self._try(row, held, at=at)
         except StoreError as error:
             log.warning("a budget cannot be looked up, the request is allowed: %s", error)
             return None, None
-        uses = [*_uses_of(held, spent, at=at)]
         for use in uses:
             self._learn(use)
         await self._notice(uses, caller, request, at)
@@ -163,6 +173,12 @@ class Budgets:
         worst = max(reached, key=lambda use: (use.is_used_up, use.resets))
         self._refused(worst)
         return worst, refusal(worst, at=at)
+
+    async def _try(
+        self, row: Reservation, held: Sequence[_Held], *, at: float
+    ) -> tuple[list[BudgetUse], bool]:
+        spent, is_reserved = await self._store.reserve(row, _limits_of(held, at=at), at=at)
+        return [*_uses_of(held, spent, at=at)], is_reserved
 
     def ended(self, request: str) -> None:
         """Renew the reservation of a request no more: its row is about to be stored."""

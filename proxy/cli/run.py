@@ -88,8 +88,11 @@ def run(
       weir run -- claude
       weir run --config weir.yaml -- codex exec "fix the tests"
     """
-    if shutil.which(command[0]) is None and not Path(command[0]).exists():
-        return _not_started(command[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if shutil.which(command[0]) is None:
+        # without a slash only PATH counts, whatever is in this folder
+        is_there = "/" in command[0] and Path(command[0]).exists()
+        number = errno.EACCES if is_there else errno.ENOENT
+        return _not_started(command[0], OSError(number, os.strerror(number)))
     config = loaded(path)
     root = weir_address(url, config)
     own = _own_environment(command[0], config)

@@ -89,7 +89,11 @@ def budget_from(given: object) -> Budget:
     """The budget of a mapping with the keys of YAML, or of a text. Raises ValueError."""
     if isinstance(given, str):
         return budget_in(given)
-    if isinstance(given, Mapping) and (unknown := [n for n in given if n not in FIELDS]):
+    if not isinstance(given, Mapping):
+        raise ValueError(  # noqa: TRY004 - input
+            f"should be a text or a mapping; a budget is written {EXAMPLES}"
+        )
+    if unknown := [n for n in given if n not in FIELDS]:
         raise ValueError(f"has {str(unknown[0])[:40]!r}; a budget has {', '.join(FIELDS)}")
     try:
         return _BUDGET.validate_python(given)

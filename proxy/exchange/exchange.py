@@ -1,6 +1,7 @@
 """One exchange as far as it has come, and the headers that say so to its client."""
 
 import itertools
+import math
 import os
 import secrets
 import time
@@ -12,7 +13,7 @@ from policies.ledger import TokenUsage
 from policies.pressure import read_pressure
 from policies.settings import ContextSettings
 from proxy.access.admission import Slot
-from proxy.access.budgets import BudgetUse
+from proxy.access.budgets import BYTES_A_TOKEN, BudgetUse
 from proxy.access.destination import CHAT, Caller, Destination, Route
 from proxy.conversation.thread import name_from
 from proxy.errors import ContextLengthExceeded, ProxyError
@@ -70,6 +71,7 @@ class Exchange(msgspec.Struct):
         compacted: whether the answer is a compaction that Weir has made.
         budget: the caller's that is used up the furthest.
         reserved: whether something of a budget may be reserved for the request.
+        assumed: the tokens of its prompt as they were estimated for that.
         fallback: whether it goes to the policy's other model.
     """
 
@@ -100,6 +102,7 @@ class Exchange(msgspec.Struct):
     slot: Slot | None = None
     budget: BudgetUse | None = None
     reserved: bool = False
+    assumed: int | None = None
     fallback: bool = False
 
     @property
@@ -184,28 +187,32 @@ class Exchange(msgspec.Struct):
         return self.error in CUT_OFF and not self.seen.finished
 
     def _counted(self) -> ReportedUsage | None:
-        """What a request took by Weir's own count; None where it was not recognised or nothing was
-        said.
+        """What a request took by Weir's own count; None where nothing was said, or it was neither
+        recognised nor reserved.
         """
-        recognized = self.plan.recognized
-        plan_request = self.plan_request
+        request = self.request
         seen = self.seen
-        if recognized is None or plan_request is None or not seen.said or (self.status or 0) >= 400:
+        prompt = self._counted_prompt()
+        if request is None or prompt is None or not seen.said or (self.status or 0) >= 400:
             return None
-        written = messages_in(bytes(seen.sample), plan_request.request.codec)
-        counts = [
-            plan_request.counter.count(text) for message in written for text in texts_of(message)
-        ]
+        written = messages_in(bytes(seen.sample), request.chat.codec)
+        plan_request = request.plan_request
+        count = _by_size if plan_request is None else plan_request.counter.count
+        counts = [count(text) for message in written for text in texts_of(message)]
         reported = seen.usage or NO_USAGE
         written_tokens = round(sum(counts) * seen.size / max(1, len(seen.sample)))
         return msgspec.structs.replace(
             reported,
-            prompt=recognized.limits.budget.estimate(self.plan.sent)
-            if reported.prompt is None
-            else reported.prompt,
+            prompt=prompt if reported.prompt is None else reported.prompt,
             completion=max(written_tokens, reported.completion or 0),
             estimated=True,
         )
+
+    def _counted_prompt(self) -> int | None:
+        recognized = self.plan.recognized
+        if recognized is None:
+            return self.assumed
+        return recognized.limits.budget.estimate(self.plan.sent)
 
     def reported(self) -> ReportedUsage:
         """What the upstream reported of the last round's answer alone."""
@@ -323,6 +330,10 @@ class Exchange(msgspec.Struct):
             headers.append((b"x-weir-model", self.model.encode("latin-1", "replace")))
         headers.append((b"x-weir-overhead-ms", b"%.2f" % self.overhead_ms))
         return headers
+
+
+def _by_size(text: str) -> int:
+    return math.ceil(len(text.encode(errors="surrogatepass")) / BYTES_A_TOKEN)
 
 
 def evicted_count(plan: Plan) -> int:

@@ -11,7 +11,10 @@ from proxy.models.facts import cost_of, prices_of
 from proxy.planning.values import Recognized
 from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage
+from proxy.wire.codec import ClientRequest
+from proxy.wire.raw import read_value
 
+MAX_CHOICES = 128
 CAUTION = 1.25
 """By so much an upstream may count more tokens of a prompt than Weir does."""
 
@@ -29,6 +32,7 @@ async def reserve(
     took, dollars = _estimate(runtime, request, recognized, exchange.policy)
     tokens = (took.prompt or 0) + (took.completion or 0)
     exchange.reserved = True
+    exchange.assumed = took.prompt
     await runtime.admission.take_tokens(exchange.slot, caller, tokens)
     if not caller.has_budget:
         return
@@ -45,6 +49,12 @@ async def reserve(
 
 def _cautious(took: ReportedUsage) -> int:
     return math.ceil(CAUTION * (took.prompt or 0)) + (took.completion or 0)
+
+
+def _choices(chat: ClientRequest) -> int:
+    """How many answers a chat completion asks for."""
+    asked = read_value(chat.fields["n"]) if "n" in chat.fields else 1
+    return asked if type(asked) is int and 1 <= asked <= MAX_CHOICES else 1
 
 
 def _estimate(
@@ -69,6 +79,7 @@ def _estimate(
             prompt = min(prompt, budget.window)
         elif not budget.fits(recognized.transcript.tokens):
             fallback = settings.fallback
+    answer *= _choices(chat)
     cautious = ReportedUsage(prompt=math.ceil(CAUTION * prompt), completion=answer)
     prices = prices_of(chat.model, facts)
     own = None if prices is None else cost_of(prices, cautious)

@@ -23,6 +23,7 @@ from proxy.exchange.plan import plan_request
 from proxy.exchange.read import fall_back, read_request, refused_twice
 from proxy.exchange.recall import Recalling
 from proxy.exchange.relay import STOPPING, Relay
+from proxy.exchange.reserve import reserve
 from proxy.exchange.send import NO_SUCH_ROUTE, attempts_for, recall_for, require_endpoint, send_plan
 from proxy.exchange.sinks import record_exchange
 from proxy.features.compaction import COMPACT_PATH
@@ -196,6 +197,8 @@ class CountHandler(ExchangeHandler):
         request = await read_request(runtime, exchange, body, caller)
         if request.compacts and await answer_compaction(self.relay, request):
             return
+        if self.route.path == COMPACT_PATH:  # the provider takes money for it, for a count none
+            await reserve(runtime, exchange, request, None)
         sent = request.chat.body
         tokens = None
         if request.plan_request is not None:

@@ -101,6 +101,7 @@ class RelayedRequest:
     slot: Slot | None = None
     budget: BudgetUse | None = None
     reserved: bool = False
+    assumed: int = 0
     degraded: bool = False
 
     async def run(self) -> None:
@@ -191,7 +192,7 @@ class RelayedRequest:
         runtime = self.runtime
         self.reserved = True
         names_model = self.route.kind == "model" and not is_form(self.headers)
-        tokens = size // BYTES_A_TOKEN if names_model else 0
+        self.assumed = tokens = size // BYTES_A_TOKEN if names_model else 0
         await runtime.admission.take_tokens(self.slot, caller, tokens)
         if not caller.has_budget:
             return
@@ -323,6 +324,17 @@ class RelayedRequest:
     def _budget(self) -> list[tuple[bytes, bytes]]:
         return [] if self.budget is None else [(b"x-weir-budget", str(self.budget).encode())]
 
+    def _usage(self) -> ReportedUsage | None:
+        """What the upstream has reported; of a stream that says nothing an estimate, where the
+        request was reserved: else whoever does not ask for usage would pay nothing.
+        """
+        reported = self.reported
+        if reported is None or reported.usage is not None or not self.reserved:
+            return None if reported is None else reported.usage
+        if not reported.events or (self.status or 0) >= 400:
+            return None
+        return ReportedUsage(prompt=self.assumed, completion=reported.events, estimated=True)
+
     def _settle(self) -> None:
         metrics = self.runtime.telemetry.metrics
         outcome = self.error or "relayed"
@@ -331,7 +343,7 @@ class RelayedRequest:
             return
         if self.reserved:
             self.runtime.budgets.ended(self.id)
-        usage = self.reported.usage if self.reported is not None else None
+        usage = self._usage()
         destination = self.destination
         model = self.destination.model if self.destination is not None else ""
         record_relayed(

@@ -188,6 +188,31 @@ async def test_what_is_relayed_counts_and_is_refused_too(office: Office) -> None
     assert answers[-1].headers["x-weir-budget"] == "tokens=45/40;period=day;key=hard"
 
 
+STREAMED: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
+    "off": ("chat/completions", {}, {"x-weir-mode": "off"}),
+    "forbidden": ("chat/completions", {"transforms": []}, {}),
+    "relayed": ("completions", {"prompt": "x" * 40}, {}),
+}
+"""Streams that Weir does not count for their own sake: switched off, not to be edited, relayed."""
+
+
+@pytest.mark.parametrize("how", STREAMED)
+async def test_a_stream_whose_usage_nobody_asked_for_counts_as_well(how: str, tmp_path: Path) -> None:
+    path, more, headers = STREAMED[how]
+    key = "  - {name: sly, secret: secret-sly, allow: [mode], budgets: [{period: day, tokens: 40}]}"
+    async with opened(tmp_path, more=key) as office:
+        statuses = await office.statuses("sly", 6, path=path, stream=True, headers=headers, **more)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+
+
+async def test_a_compaction_by_the_provider_is_refused_too_and_a_count_is_not(office: Office) -> None:
+    await office.statuses("hard", 3)
+    assert await office.statuses("hard", 1, path="responses/compact", input="hi", messages=None) == [429]
+    assert await office.statuses("hard", 1, path="messages/count_tokens") == [200]
+    assert await reservations(office.target) == 0
+
+
 async def test_what_is_in_flight_may_not_pass_a_budget_either(office: Office) -> None:
     answers = await asyncio.gather(*(office.ask("hard", max_tokens=50) for _ in range(8)))
     statuses = sorted(each.status_code for each in answers)
@@ -198,6 +223,16 @@ async def test_what_is_in_flight_may_not_pass_a_budget_either(office: Office) ->
     assert await office.statuses("hard", 1) in ([200], [429])
     used = (await office.get("usage?by=key"))["total"]
     assert used["prompt"] + used["completion"] <= 40 + 15
+
+
+async def test_a_client_that_asks_in_turns_does_not_wait_for_its_own_answers(office: Office) -> None:
+    """What is answered holds nothing of a budget, although its row is stored in the background."""
+    body = {"model": "m", "messages": HELLO, "max_tokens": 50}
+    headers = {"authorization": "Bearer secret-hard"}
+    at = f"{office.target.root}/v1/chat/completions"
+    answers = [await office.http.post(at, json=body, headers=headers) for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert answers[-1].json()["error"]["code"] == "insufficient_quota"
 
 
 async def test_where_the_store_cannot_say_the_request_is_allowed_and_says_so(
@@ -425,6 +460,19 @@ async def test_a_rotated_key_goes_on_with_its_bill(office: Office) -> None:
     assert await office.with_secret(turned["secret"], 1) == [429]
 
 
+async def test_both_secrets_of_a_rotated_key_have_the_budget_that_it_is_given_meanwhile(office: Office) -> None:
+    made = await office.post("keys", {"name": "turned", "requests_per_minute": 9})
+    command = ["keys", "rotate", "turned", "--grace", "1h", "--store", str(office.folder / "w.db"), "--json"]
+    turned = json.loads((await asyncio.to_thread(CliRunner().invoke, main, command)).stdout)
+    await office.post("keys/turned/budgets", {"budgets": ["day,tokens=40"]})
+    assert await office.with_secret(made["secret"], 1) == [200]
+    assert await office.with_secret(turned["secret"], 2) == [200, 200]
+    refused = await office.ask("", headers={"authorization": f"Bearer {made['secret']}"})
+    assert refused.status_code == 429
+    assert "The budget of the key turned, 40 tokens a day, is used up" in refused.text
+    assert [row["used"] for row in (await office.get("budgets"))["data"] if row["name"].startswith("turned")] == [45]
+
+
 async def test_a_budget_is_set_while_weir_runs_and_counts_what_was_used_before(office: Office) -> None:
     made = await office.post("keys", {"name": "later", "team": "research"})
     assert await office.with_secret(made["secret"], 2) == [200, 200]
@@ -530,6 +578,34 @@ def test_a_wrong_budget_in_the_file_is_said_with_its_place(yaml: str, tmp_path: 
         load_config(path, env={})
     assert WRONG[yaml] in str(raised.value)
     assert "weir.yaml:" in str(raised.value)
+
+
+async def test_a_key_whose_team_is_gone_from_the_file_is_warned_of(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    await office.post("keys", {"name": "orphan", "team": "research"})
+    runtime = office.target.runtime
+    teams = {name: team for name, team in runtime.config.teams.items() if name != "research"}
+    runtime.adopt(replace(runtime.config, teams=teams))
+    for _ in range(2):
+        runtime.take_keys(await runtime.store.list_keys())
+    said = [each for each in caplog.messages if "the key orphan is of the team research" in each]
+    assert len(said) == 1
+    assert "name it under teams, or weir keys set orphan --team" in said[0]
+
+
+async def test_a_request_for_several_answers_reserves_all_of_them(tmp_path: Path) -> None:
+    def slowly(asked: Asked) -> Reply:
+        between = 1.0 if asked.json.get("n") else 0.0
+        return replace(fifteen(asked), chunks=(b" ", *fifteen(asked).chunks), between=between)
+
+    async with opened(tmp_path, say=slowly) as office:
+        running = asyncio.create_task(office.ask("hard", n=8))
+        while not await reservations(office.target):
+            await asyncio.sleep(0.01)
+        (row,) = (await office.get("budgets", "hard"))["data"]
+        assert row["reserved"] >= 8 * 5
+        await running
 
 
 BODIES = {

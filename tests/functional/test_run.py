@@ -128,6 +128,10 @@ async def test_what_goes_wrong_is_said_with_what_to_do(running: RunningWeir, tmp
     code, err = await here("--url", running.root, "--", "no-such-program")
     assert (code, err.splitlines()[-1]) == (127, "weir: no-such-program cannot be started: No such file or directory")
 
+    for program in ("", "tests"):  # a folder of the one where it is run is no program
+        code, err = await here("--url", nobody, "--serve", "--", program)
+        assert (code, err) == (127, f"weir: {program} cannot be started: No such file or directory\n")
+
     async with serve_simulator(SimulatorSettings(), counter=COUNTER) as simulator:
         code, err = await here("--url", simulator.base_url, "--", "true")
     assert code == 1

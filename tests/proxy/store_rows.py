@@ -8,6 +8,14 @@ import msgspec
 from policies.ledger import EVERY_WINDOW, NOTHING, Cut, Edit, EditKind, Ledger
 from proxy.store.records import Branch, Change, EvictionRow, ExchangeRow, NoteRow, Original, SummaryRow
 
+TO_THE_FIRST_SCHEMA = (
+    "DROP TABLE key_days",
+    "DROP TABLE reservations",
+    *(f"ALTER TABLE keys DROP COLUMN {name}" for name in ("tokens_per_minute", "team", "budgets")),
+    "UPDATE alembic_version SET version_num = '1'",
+)
+"""Statements that make of a database one of the first release."""
+
 
 def url(path: Path) -> str:
     return f"sqlite+aiosqlite:///{path}"

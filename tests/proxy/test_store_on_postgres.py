@@ -17,11 +17,13 @@ from policies.ledger import Trend
 from policies.messages import Body, Message, Transcript, chain_of, seed_of
 from proxy.conversation.book import Conversations
 from proxy.store import Store, archive
+from proxy.store.budgets import Limit
 from proxy.store.packing import Packed, unpack
+from proxy.store.records import KeyRow
 from proxy.store.schema import HEAD
 from tests.functional.harness import COUNTER, Talk, weir
 from tests.postgres import Postgres
-from tests.proxy.store_rows import change, exchange, original, saved
+from tests.proxy.store_rows import TO_THE_FIRST_SCHEMA, change, exchange, original, saved
 from tests.upstream import SimulatorSettings
 from tests.upstream.app import serve_simulator
 
@@ -71,6 +73,31 @@ async def test_the_schema_is_made_once_and_is_the_newest(postgres_url: str) -> N
     async with engine.connect() as connection:
         assert {"audit", "alerts", "health_snapshots"} <= await connection.run_sync(tables)
     await engine.dispose()
+
+
+@pytest.mark.requirement("R.67")
+async def test_a_database_of_the_first_release_is_brought_up_by_several_at_once(url: str, engine: AsyncEngine) -> None:
+    tenant = "ab" * 16
+    store = await Store.open(url)
+    rows = [exchange(number, tenant=tenant) for number in range(3)]
+    await store.record([msgspec.structs.replace(row, usage_prompt=10, usage_completion=5) for row in rows])
+    await store.add_key(KeyRow(name="bot", digest="d", policy=None, models=("m",), allow=(), created=1.0))
+    before = await store.usage(None, since=0)
+    await store.close()
+    await run(engine, *TO_THE_FIRST_SCHEMA)
+    first, *others = await asyncio.gather(*(Store.open(url) for _ in range(3)))
+    for each in others:
+        await each.close()
+    assert await first.usage(None, since=0) == before
+    limit = Limit(scope="key", name=tenant, since=0, tokens=100)
+    assert [use.tokens for use in await first.spent([limit], at=1.0)] == [45]
+    (key,) = await first.list_keys()
+    assert (key.models, key.team, key.budgets, key.tokens_per_minute) == (("m",), None, None, None)
+    await first.add_key(
+        KeyRow(name="two", digest="e", policy=None, models=(), allow=(), created=2.0, budgets=("day,tokens=5",))
+    )
+    assert [each.budgets for each in await first.list_keys()] == [None, ("day,tokens=5",)]
+    await first.close()
 
 
 @pytest.mark.requirement("S.26")

@@ -21,7 +21,7 @@ from proxy.store import (
 from proxy.store.budgets import Limit
 from proxy.store.records import CorruptStore, KeyRow, SchemaTooNew, StoreError, StoreUnavailable
 from proxy.store.sqlite import SqliteDatabase
-from tests.proxy.store_rows import change, eviction, exchange, note, summary, url
+from tests.proxy.store_rows import TO_THE_FIRST_SCHEMA, change, eviction, exchange, note, summary, url
 
 
 def beside(path: Path) -> list[Path]:
@@ -218,11 +218,8 @@ def scoped(statement: str) -> bool:
 def in_the_first_schema(path: Path) -> None:
     """Make of a database one of the first release."""
     with closing(sqlite3.connect(path)) as connection:
-        for table in ("key_days", "reservations"):
-            connection.execute(f"DROP TABLE {table}")
-        for name in ("tokens_per_minute", "team", "budgets"):
-            connection.execute(f"ALTER TABLE keys DROP COLUMN {name}")
-        connection.execute("UPDATE alembic_version SET version_num = '1'")
+        for statement in TO_THE_FIRST_SCHEMA:
+            connection.execute(statement)
         connection.commit()
 
 
