@@ -54,10 +54,15 @@ class Client:
         return " ".join((self.name, *self.arguments))
 
 
+def quick_starts() -> str:
+    """What the clients' pages say."""
+    return "".join(page.read_text() for page in sorted(STARTS.glob("*.md")))
+
+
 def quick_start(name: str) -> tuple[Mapping[str, str], str]:
     """What docs/clients/ has a user of this client export, and put into its configuration."""
     exported, config = {}, ""
-    for each, kind, text in QUICK_START.findall("".join(page.read_text() for page in sorted(STARTS.glob("*.md")))):
+    for each, kind, text in QUICK_START.findall(quick_starts()):
         if each != name:
             continue
         if kind == "sh":

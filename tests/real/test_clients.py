@@ -14,7 +14,7 @@ import pytest
 
 from tests.functional.harness import COUNTER
 from tests.profile import soak
-from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, Setting, through_weir
+from tests.real.clients import DOCS, QUICK_START, Client, Failed, Model, Place, Setting, quick_starts, through_weir
 from tests.real.drivers import step
 from tests.real.drivers.common import AGAIN, GREETING, TASK
 from tests.real.environments import HERE, Unavailable
@@ -325,7 +325,7 @@ def test_the_table_in_the_docs_has_the_clients_and_versions_that_are_run() -> No
         versions = locked(client)
         assert {PACKAGES.get(each, each): version for each, version in named.items()}.items() <= versions.items()
     assert found.keys() == run.keys()
-    assert {client.start for client in CLIENTS} == {name for name, _, _ in QUICK_START.findall(DOCS.read_text())}
+    assert {client.start for client in CLIENTS} == {name for name, _, _ in QUICK_START.findall(quick_starts())}
 
 
 @pytest.mark.requirement("S.30")
