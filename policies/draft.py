@@ -11,7 +11,7 @@ newest result, and a rewound conversation reads again what was evicted later.
 ``low_water`` = fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task,
 pinned messages, the newest user message), ``room`` = trigger - fixed.
 
-A :class:`Strategy` is a layer's work on the draft within them, by the verbs that stand below it.
+A :class:`Strategy` is a layer's work on the draft within them, by the functions defined below it.
 """
 
 import math
@@ -52,7 +52,7 @@ class Draft:
 
     ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request,
     ``active_cut`` is new or replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason``
-    says why the layer at work did less than asked.
+    says why the layer at work did less than its target.
     """
 
     transcript: Transcript
@@ -245,7 +245,7 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
     if cut is not None and cut.origin == "resume":
         added += cut.tokens
-    # what the summary stood for was longer than what is there now
+    # what the summary replaced was longer than what is there now
     if draft.tokens - added > transcript.tokens:
         return _replayed(transcript, known, protection, cut=None)
     return draft
@@ -321,7 +321,7 @@ def _with_edits(
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
     position = index - transcript.head
     if edit.kind is EditKind.RECALL and not edit.chain:
-        return True  # it was stored when nothing was noted of what stands before it
+        return True  # it was stored when nothing was recorded about what comes before it
     if edit.kind not in LASTING or (
         edit.kind is EditKind.INGEST_CAP and index in protection.pinned
     ):
@@ -331,7 +331,7 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Everything that a strategy needs beside the draft.
+    """Everything that a strategy needs in addition to the draft.
 
     The result must stay under ``ceiling``, set when an upstream refused what the budget allowed.
     ``summarizer_input`` is None for the request's own limit. ``layer`` is the one at work and
@@ -408,11 +408,10 @@ class Bounds:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places of covered messages (``stays``: their indices) in front of a summary and behind
-        it.
+        """Places of covered messages (``stays``: their indices) before a summary and after it.
 
-        The newest user message stands behind, with what follows it, so that nothing changes its
-        order.
+        The newest user message comes after, with what follows it, so that the order does not
+        change.
         """
         transcript = self.transcript
         current = self.protection.current
@@ -500,7 +499,7 @@ NO_SUMMARIZER = "no_summarizer"
 _TAIL = re.compile(
     r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z"
 )
-"""What stands behind every text in shorter words."""
+"""What is appended to every text in shorter words."""
 
 
 def whole(default: int | None, *, least: int = 0) -> Any:
@@ -593,7 +592,7 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 
 
 def text_at(bounds: Bounds, index: int) -> str:
-    """What a message says, behind what else was in it; of a result beyond what is read of a
+    """What a message says, after what else was in it; for a result beyond what is read of a
     history, where it is.
     """
     message = bounds.transcript.messages[index]
@@ -624,7 +623,7 @@ def clipped(
 
 
 def placeholder_for(bounds: Bounds, index: int) -> str:
-    """What stands where the content of message ``index`` was, as the policy's ``placeholder`` says.
+    """What replaces the content of message ``index``, as the policy's ``placeholder`` says.
 
     ``none`` is the shortest text that every upstream accepts.
     """
@@ -660,7 +659,7 @@ def down_to_target(
     taken: dict[int, Edit] = {}
     if excess > 0:
         for piece, edit in edits:
-            assert piece.index is not None  # noqa: S101 - edits are of the client's messages
+            assert piece.index is not None  # noqa: S101 - edits apply to the client's messages
             taken[piece.index] = edit
             excess -= piece.tokens - edit.tokens
             if excess <= 0:

@@ -24,7 +24,7 @@ TokenSource = Literal["model_reported", "client_estimated"]
 VelocityClass = Literal["low", "medium", "high"]
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
-"""Origins of cuts that stand for dropped messages rather than for their summary."""
+"""Origins of cuts that mark dropped messages rather than summarise them."""
 
 WINDOWS = frozenset({"rollover", "resume"})
 """Origins of cuts that begin a new window: from this conversation's state, or from another one's.
@@ -34,9 +34,9 @@ WINDOWS = frozenset({"rollover", "resume"})
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what
-    stood before it and changed. ``prune_tools`` is found by the digest of a tool's name. ``recall``
-    puts ``text`` in front of the message, ``pin`` has it stay.
+    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking whose signature covers
+    preceding content that has changed. ``prune_tools`` is found by the digest of a tool's name.
+    ``recall`` puts ``text`` before the message, ``pin`` keeps it.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -73,8 +73,8 @@ class Edit:
 
     ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the
     message when the edit was made, still holds may it replay onto protected content: the same text
-    may come back as the newest result. ``length`` is the number of messages behind the head then: a
-    shorter request, begun anew, was sent without it.
+    may come back as the newest result. ``length`` is the number of messages after the head at that
+    time: a shorter request, begun anew, was sent without it.
     """
 
     digest: bytes
@@ -160,8 +160,8 @@ class Condensed:
 
     Tokens are uncalibrated; of a history that is summarised again the original is the summary
     before with the messages that are newly taken out. ``calls`` and ``purpose`` are 0 and
-    ``extract`` where code wrote the text. ``key`` is the original's digest in hex, with the level
-    behind it where there are several. ``failure`` is the code of why there is no shorter text.
+    ``extract`` where code wrote the text. ``key`` is the original's digest in hex, followed by the
+    level where there are several. ``failure`` is the code of why there is no shorter text.
     """
 
     strategy: str
@@ -182,8 +182,8 @@ class Condensed:
 class LayerReport:
     """What one layer did, in uncalibrated tokens.
 
-    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than
-    asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
+    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than its
+    target, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
     has also what was not kept. ``scanned`` are the tokens of all tool results that it looked at,
     ``prunable`` those that it could take.
     """
@@ -291,10 +291,10 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 class ConversationState:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
-    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the
+    ``length`` counts messages after the head that were sent already. ``prepared`` waits for the
     next batch, ``checkpoint`` is the newest state that was saved (at ``checkpoint_length``
     messages), ``resumed`` that of another conversation which this one goes on from; ``wanted`` is
-    what an operator asked of the next request, ``version`` the branch's.
+    what an operator requested for the next request, ``version`` the branch's.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)

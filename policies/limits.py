@@ -34,8 +34,8 @@ RECALL_TOOL = "recall"
 RECALL_TOKENS = 4_000
 """The most of one answer of the recall tool."""
 RECALLED_PARTS = 10
-"""Of a window that is kept free for what a model asks the recall tool for, if one answer takes no
-less.
+"""The share of a window that is kept free for answers of the recall tool, unless one answer takes
+more.
 """
 FLOOR_TOKENS = 1_024
 FLOOR_PARTS = 16
@@ -192,7 +192,7 @@ class TokenBudget:
     @cached_property
     def usable(self) -> int:
         """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that
-        clients are told.
+        clients receive.
         """
         room = self.window - self.reserve - self.headroom
         return max(1, room if self.max_input is None else min(room, self.max_input))
@@ -275,10 +275,10 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
-    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client asks for
+    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client requests
     where that is less. In mode ``request`` the reserve is the client's ``requested``, within the
     model's output limit and a quarter of the window, else the policy's, never under
-    ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the estimate is
+    ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is
     calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
@@ -434,8 +434,8 @@ def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
     """Between two shapes in proportion to the window's logarithm: a little more window is never
     another policy.
 
-    Below the first shape and above the last these hold; one without a window stands at four times
-    the one before.
+    Below the first shape and above the last these hold; one without a window is placed at four
+    times the one before.
     """
     placed = [
         shape.window or FAR * (settings.shapes[n - 1].window or 1)

@@ -1,4 +1,4 @@
-"""What beside tokens an upstream takes only so much of in one request, as weights of its messages.
+"""What an upstream limits in one request other than tokens, as weights of its messages.
 
 ``images``            how many there are            ``image_side``, ``image_bytes``    how large one of them is
 ``many_images_side``  how large one of many is      ``entries``, ``bytes``             of the array, of the body

@@ -107,7 +107,7 @@ def plan(
 
     ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused
     what the budget allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is
-    what the archive has, ``edits`` what the client asks for; ``unbinds``: no thinking is valid any
+    what the archive has, ``edits`` what the client requests; ``unbinds``: no thinking is valid any
     more; ``loads`` are above what the upstream takes. Raises BudgetUnreachable if what is protected
     does not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken
     array.
@@ -198,7 +198,7 @@ def _recall(
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Thinking is not valid behind what is new: behind a definition that comes first, none is."""
+    """Thinking is not valid after what is new: after a definition that comes first, none is."""
     brings_tool = (
         bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
     )
@@ -472,7 +472,7 @@ def prepare(
     """What the next batch will need of a model, without a text if the model gave none; None if
     nothing is needed.
 
-    What single messages need is asked as well: the answers are kept by what they are about.
+    What single messages need is requested as well: the answers are kept by what they are about.
     """
     layer = compaction_layer(settings)
     if layer is None:
@@ -493,7 +493,7 @@ def prepare(
         if batch is None:
             return None
         early, compacts = batch
-        if not compacts:  # what it asks is asked now: the answers are kept by what they are about
+        if not compacts:  # its questions are sent now: the answers are kept by what they are about
             yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)

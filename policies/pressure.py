@@ -1,5 +1,5 @@
 """A fold over a conversation's requests: how full the window is, how fast it fills, and what an
-operator should hear.
+operator should learn.
 
 Where all of that calls for nothing, it is the decision on the request too: it passes.
 
@@ -491,10 +491,10 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 def passed(
     transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
 ) -> Decision | None:
-    """The decision on a request that nothing was ever done to and nothing is; None where ``plan()``
-    has to look.
+    """The decision on a request that was never edited and needs no edit; None where ``plan()`` has
+    to look.
 
-    What its client asks for beside it is not looked at.
+    What its client requests in addition is not examined.
     """
     settings = limits.settings
     if (
@@ -538,8 +538,8 @@ def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
 def candidates(
     seen: PressureReport, transcript: Transcript, stands: Iterable[int | None]
 ) -> Iterator[Event]:
-    """What eviction would begin with of what ``stands`` as it came, told once when the zone changes
-    (A0.10).
+    """What eviction would begin with among what ``stands`` as received, reported once when the zone
+    changes (A0.10).
     """
     if not any(event.kind == "zone_change" for event in seen.events):
         return

@@ -38,7 +38,7 @@ TOOLS = frozenset(
 """Tools of clients whose newest call holds the list of what is to do, or a note; in lower case."""
 MIN_REST = 50
 FENCES = frozenset({"note", "notes", "todo", "decision", "adr"})
-"""Words behind three back quotes that begin a note in an answer."""
+"""Words after three back quotes that begin a note in an answer."""
 MAX_NOTE_LEN = 600
 FROM_TOOL = "tool"
 FROM_FENCE = "fence"

@@ -1,8 +1,8 @@
-"""What a compaction keeps of a conversation, looked up without a model, and questions that a model
-is asked about it.
+"""What a compaction keeps of a conversation, looked up without a model, and questions about it for
+a model.
 
 The contexts are what the client sent and what went up instead, both without the head. A question
-that code makes leaves a gap for the value that it asks for.
+that code makes leaves a gap for the requested value.
 """
 
 import re

@@ -3,12 +3,12 @@ compares the answers.
 
 A context that is larger than the model's window is read in parts, and the answers from its parts
 are put together. The judge sees a question and two answers as fenced data and never the
-conversation. Code stands above it: an answer that does not say what the whole conversation's says
-is inconsistent, and so is one without a value that is known to belong in it. A verdict is one of
-three words, and ``unknown`` counts neither for nor against.
+conversation. Code overrides it: an answer that differs from the whole conversation's is
+inconsistent, and so is one without a value that is known to belong in it. A verdict is one of three
+words, and ``unknown`` counts neither for nor against.
 
-None of the prompts may hold a word that asks for notes: a model should not take it for a question
-to the summariser.
+No prompt may contain a word that requests notes: a model should not mistake it for a question to
+the summariser.
 """
 
 import re

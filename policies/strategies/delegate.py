@@ -1,5 +1,5 @@
-"""``delegate``: very large results that nothing refers to are read apart, for what they were asked
-for.
+"""``delegate``: very large results that nothing refers to are read separately, for the question
+that they answer.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """A policy's layers at work on one request, and the rungs below them.
 
 A layer runs only while the draft is above its target. What it did is kept if it achieved what the
-layer asks for (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from
+layer requires (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from
 where it started. If the layers do not get the request under what may be forwarded, the rungs do:
 the same compaction once more with a quarter of the room, a new window, the oldest units dropped
 with a note, the middle of the newest message clipped.

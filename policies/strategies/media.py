@@ -47,7 +47,7 @@ class RetireMedia(Strategy):
 
 def without_media(bounds: Bounds, index: int) -> Edit | None:
     """The edit that leaves a line for each image or file of message ``index``; None where they
-    cannot be told apart.
+    cannot be distinguished.
     """
     body = bounds.transcript.read(index)
     ref = bounds.transcript.messages[index].ref

@@ -33,17 +33,17 @@ MIN_ASKED = 16
 
 
 WORTH_IT = 0.6
-"""The share of what stands there now that a level must not be above: a short message says little
-without its words.
+"""The maximum size of a level as a share of the current text: a short message says little without
+its words.
 """
 
 
 LONG = 200
-"""Tokens of a user's message that may be cut to its telling sentences."""
+"""Tokens of a user's message that may be cut to its most informative sentences."""
 
 
 WORTH_ASKING = 200
-"""Tokens of a message from which on a model is asked; of a shorter one code says as much."""
+"""Tokens of a message from which on a model is called; for a shorter one code says as much."""
 
 
 REPLACES = SHORTENED | {EditKind.SUMMARY, EditKind.DELEGATE, EditKind.PROGRESSIVE}
@@ -58,8 +58,8 @@ class Progressive(Strategy):
     title.
 
     Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls
-    stay. What a user said is never put in other words: of a long message the telling sentences
-    stay, at level 1 at the least.
+    stay. What a user said is never put in other words: of a long message the most informative
+    sentences stay, at level 1 at the least.
     """
 
     name = "progressive"
@@ -103,9 +103,7 @@ class Progressive(Strategy):
 
 
 def level_now(piece: PlannedMessage) -> int:
-    """The level at which a message stands in the array; 3 where something else stands in
-    its place.
-    """
+    """The level of a message in the array; 3 where something else replaces it."""
     if piece.text is None:
         return 0
     if piece.kind not in REPLACES:

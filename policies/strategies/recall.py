@@ -1,13 +1,12 @@
-"""What left the window and the newest user message asks for: found by its words, quoted word for
-word.
+"""What left the window and the newest user message needs: found by its words, quoted word for word.
 
 Every message is cut into passages of a few sentences. A word of the question weighs by its rarity
 in this conversation, so no language has to be known; words match in other forms too, by their
 beginning or without it. A passage is worth the words that it shares with the question and, less,
-those of its neighbours, so that an answer is found by the question in front of it; where the
-question is about an earlier request, what the assistant said to that is worth a share of the
-request's words. Nothing is brought where too little of the question's weight stands in any one
-place that the model does not see anyway, or no more than in what it sees.
+those of its neighbours, so that an answer is found by the question before it; where the question is
+about an earlier request, what the assistant said to that is worth a share of the request's words.
+Nothing is brought back where no single place outside the model's view has enough of the question's
+weight, or no more than in what it sees.
 """
 
 import math
@@ -31,14 +30,15 @@ from policies.text.segments import words as words_of
 HEADING = "[weir: brought back from what was removed]"
 MIN_TOKENS = 120
 ROOM_PARTS = 5
-"""Of what a request may hold beside what is fixed, of which one is for what is brought back."""
+"""How many equal parts the room beyond what is fixed has; one of them is for what is brought back.
+"""
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
 """Messages whose passages are looked at; the others have less of the question."""
 WIDE = 0.4
 LEAST_WIDE = 100
-"""Bytes up to which sentences of a message stand together: a share of the tokens there is room for.
+"""Bytes up to which sentences of a message stay together: a share of the tokens there is room for.
 """
 LONG = 400
 BEGINNING = 0.6
@@ -55,7 +55,7 @@ OTHERS = 0.9
 STRENGTH = 0.3
 STRENGTH_OF_STATEMENT = 0.8
 """Least squared rarity that a passage has to share with a question, or with another message; one
-word that stands nowhere else has 1.
+word that occurs nowhere else has 1.
 """
 SHARE_OF_QUESTION = 0.10
 SHARE_OF_STATEMENT = 0.28
@@ -101,7 +101,7 @@ class Elsewhere(NamedTuple):
 
 class Passage(NamedTuple):
     """The characters from ``start`` to ``end`` of a message, its sentences, the marks of its words,
-    and whether whole sentences stand at its ends.
+    and whether it begins and ends with whole sentences.
     """
 
     start: int
@@ -157,9 +157,7 @@ def page(text: str) -> MessagePage:
 
 
 def _marks(words: Iterable[str]) -> frozenset[str]:
-    """What words are found by: themselves, how they begin, and how they go on behind two
-    letters.
-    """
+    """What words are found by: themselves, how they begin, and how they go on after two letters."""
     found = set[str]()
     for word in set(words):
         found.add(word)
@@ -346,7 +344,7 @@ def recall(
         return draft
     edit = bounds.edited(current, text, EditKind.RECALL)
     known = bounds.known.edits.get(edit.key)
-    # behind another history, where it stays
+    # after another history, where it stays
     if known is not None and known.kind is EditKind.RECALL:
         edit = replace(edit, digest=edit.chain, occurrence=0)
     return draft.with_edits({current: edit})
@@ -364,12 +362,14 @@ def may_recall(draft: Draft, bounds: Bounds) -> bool:
 
 
 def is_crowded(draft: Draft, bounds: Bounds) -> bool:
-    """Whether what the newest message asks for would have no room beside what the request holds."""
+    """Whether what the newest message needs would have no room in addition to what the request
+    holds.
+    """
     return may_recall(draft, bounds) and _room(draft, bounds) < MIN_TOKENS
 
 
 def with_room(bounds: Bounds) -> Bounds:
-    """Bounds for a summary beside which what is asked for has room; the same where it never has."""
+    """Bounds for a summary that leaves room for what is needed; unchanged where none could."""
     wanted = _most(bounds)
     shape = bounds.shape
     if wanted < MIN_TOKENS:
@@ -517,8 +517,8 @@ def _strength_of(sentences: Sequence[tuple[int, int]], text: str, terms: Sequenc
 
 
 def _credit_answers(places: Sequence[_Place], whole: float) -> None:
-    """An answer need not say any of the words that were asked: the less of what is asked now stands
-    in the request, the more is looked for in what the assistant said right after it.
+    """An answer may contain none of the question's words: the less of the current question is in
+    the request, the more is searched in what the assistant said right after it.
     """
     request = max(
         (p for p in places if p.read.role == "user"), key=lambda p: p.strength, default=None

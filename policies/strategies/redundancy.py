@@ -221,8 +221,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Texts by message index; those that are ``equal``, and ``pairs`` to be asked about, the older
-    one first.
+    """Texts by message index; those that are ``equal``, and ``pairs`` to be compared by a model,
+    the older one first.
     """
 
     texts: Mapping[int, str]

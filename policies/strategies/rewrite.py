@@ -1,9 +1,9 @@
 """Content is put in shorter words, always made anew from what was said, so that nothing drifts.
 
 A layer says which messages (:class:`RewriteTask`), in which order, and how short. The tasks are
-done in that order until the draft is at the layer's target, those that a model is asked about side
-by side. What does not save a tenth of what is there now is not taken. The archive's key of the
-original follows the text.
+done in that order until the draft is at the layer's target, those that need a model concurrently.
+What does not save a tenth of the current text is not taken. The archive's key of the original
+follows the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ MAX_ROUNDS = 4
 
 
 FAULTS = REASONS.keys() | {"refusal", "tool_call", "no_room", "nothing"}
-"""Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
+"""Failures of one answer; any other is the model's, which is then not called again."""
 
 
 TOO_LITTLE = "not_smaller"
@@ -48,8 +48,8 @@ EXTRACT = "extract"
 class RewriteTask:
     """One message to be put in shorter words.
 
-    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A
-    model, if it ``asks`` one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the
+    ``allowed`` is the most tokens of the text, ``tail`` is appended to it and is not counted. A
+    model, if it ``asks`` one, receives ``prompt`` about ``lines`` for ``task``; ``key`` is the
     question's address, by content. ``plain`` writes otherwise: nothing where that would not be good
     enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is shorter
     at all. ``original`` are the tokens of what was said and ``standing`` of what is left if the

@@ -8,11 +8,10 @@ choice among messages.
 ``hybrid``      all of these, by one of three sets of weights or weights of one's own
 ``largest``     what is young and small, whatever else is known
 
-Times are in steps. Weights of one's own stand in place of all others and sum to 1. A scorer is an
-estimate: messages within one ``band`` count as equal, and where the last band holds more than is
-needed, the fewest that free enough go. What turns out not to be needed is given back, the most
-valuable first. What is worth 0 is worth nothing to anybody: it goes before every band and does not
-come back.
+Times are in steps. Custom weights replace all others and sum to 1. A scorer is an estimate:
+messages within one ``band`` count as equal, and where the last band holds more than is needed, the
+fewest that free enough go. What turns out not to be needed is given back, the most valuable first.
+What is worth 0 is worth nothing to anybody: it goes before every band and does not come back.
 """
 
 import math
@@ -63,9 +62,8 @@ class Block:
     """One message as a scorer sees it.
 
     ``age`` is steps since it was said, ``idle`` since something last referred to it, ``references``
-    how many later messages of the assistant used what it says, ``behind`` how many messages there
-    are from it on. ``worthless``: a newer result replaced it, or its client marked it as the first
-    to go.
+    how many later assistant messages used what it says, ``behind`` how many messages there are from
+    it on. ``worthless``: a newer result replaced it, or its client marked it as the first to go.
     """
 
     index: int
@@ -240,7 +238,7 @@ def select(
 ) -> list[Block]:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 
-    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band
+    ``cost`` (a placeholder's tokens) is computed at most once for a block, and only up to the band
     that is reached. A block that frees nothing stays.
     """
     chosen: list[_Ranked] = []

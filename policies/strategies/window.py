@@ -19,7 +19,8 @@ class Window(Strategy):
     """A window that slides: the newest ``messages`` or ``turns`` stay; ``note`` leaves a line about
     what is missing.
 
-    A model's notes are not carried on, so that the next ones tell of what went without them too.
+    A model's notes are not carried on, so that the next ones also cover what was removed without
+    them.
     """
 
     name = "window"

@@ -23,8 +23,8 @@ _INVISIBLE = re.compile(
 """Characters that no reader sees: they split a marker for a pattern, or spell text for a model
 alone.
 
-One joiner stays behind a letter of a script that spells with it (Persian, Hindi, Malayalam …) and
-behind an emoji.
+One joiner stays after a letter of a script that spells with it (Persian, Hindi, Malayalam …) and
+after an emoji.
 """
 _LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 _WIDE = str.maketrans(
@@ -54,7 +54,8 @@ _CALL = re.compile(r"\w{1,20} calls\b")
 
 MAX_ORIGIN_LEN = 64
 TOKENS_PER_LINE = 3
-"""Tokens that a line may cost beside its text: two halves of a token, and the line's end."""
+"""Tokens that a line may cost in addition to its text: two halves of a token, and the line's end.
+"""
 TOKENS_PER_PART = 12
 FENCE_TOKENS = 40
 MIN_LINE = 24
@@ -135,7 +136,7 @@ def render_resumed(said: str) -> str:
 
 
 def inside(text: str) -> str | None:
-    """What stands in a message that Weir has written, without its fence; None for any other
+    """The content of a message that Weir has written, without its fence; None for any other
     message.
     """
     found = _BY_WEIR.fullmatch(text)

@@ -31,8 +31,8 @@ from policies.tokens import TokenCounter
 IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
-"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which words joined
-together have not.
+"""A later call used it as an argument; ``LIKE_USED``: something of the same shape, which words
+joined together have not.
 """
 LIKE_USED = 1.5
 ASKED = 4.0
@@ -40,8 +40,8 @@ ASKED = 4.0
 REUSED = 0.2
 MAX_REUSED = 4
 TAKEN = 0.1
-"""Share of the identifiers of one shape that calls ask for, from which on the others may be asked
-for as well.
+"""Share of the identifiers of one shape that calls use, from which on the others may be used as
+well.
 """
 RARE = 0.65
 """Share of the greatest rarity from which on a word is rare: one that both need for what they are
@@ -54,12 +54,12 @@ OVERHEAD = 4
 POWER = 0.9
 WHOLE = 60
 APART = 100
-"""Tokens of one message that are shown for what they are worth, and by how many more the rest is
-worth half: many messages told a bit of tell more than a few told at length.
+"""Tokens of one message that count in full, and how many more count half: a little of many messages
+is more informative than a few at length.
 """
 MAX_TOGETHER = 8
-"""Statements that stand together: a talk that drifts, each about a part of the one before, is not
-one statement.
+"""Statements that are grouped: a talk that drifts, each about a part of the one before, is not one
+statement.
 """
 MAX_GUESSES = 6
 ASIDE = 0.99
@@ -79,7 +79,7 @@ _MARKS = (
     string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
 )
 LAST = 1_000_000
-"""Place of an identifier alone: behind all that its message has."""
+"""Position of a separate identifier: after everything else in its message."""
 SHOWN = 9
 
 
@@ -96,8 +96,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """A text without a fence, its tokens, the items in it, best first, and the identifiers that
-    tell most.
+    """A text without a fence, its tokens, the items in it, best first, and the most informative
+    identifiers.
     """
 
     text: str = ""
@@ -107,7 +107,7 @@ class Extract:
 
 
 class Weights(dict[str, float]):
-    """By a term what it is worth, worked out when it is first asked for."""
+    """The weight of each term, computed on first use."""
 
     def __init__(
         self,
@@ -204,11 +204,12 @@ def choose(
     always: Sequence[int] = (),
     of: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
-    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
+    """The items to be shown, best first, in groups that belong together, in about ``budget``
+    tokens.
 
     ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes
-    first, unless it repeats one. ``told`` are items that say nothing which it does not see. Those
-    that are ``always`` shown come first, too. ``of`` is the message each takes room of.
+    first, unless it repeats one. ``told`` are items that say only what it sees. Those that are
+    ``always`` shown come first, too. ``of`` is the message whose room each takes.
     """
     terms = [item.segment.terms for item in items]
     damped = [REPEATED**n for n in range(SHOWN + 1)]
@@ -275,7 +276,7 @@ def choose(
 class _Queue:
     """Items by what they were worth when they were last looked at, negative, the best first.
 
-    Those of a message of many wait in line behind the best of them: their worth falls together with
+    Those of a message with many are queued after the best of them: their worth falls together with
     its ``share``, so that only that one has to be looked at again.
     """
 
@@ -399,7 +400,7 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 
 
 class Neighbours:
-    """Which texts stand beside each other in a source, with one blank between."""
+    """Which texts are adjacent in a source, separated by one blank."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -430,7 +431,7 @@ class Neighbours:
         places = self._blanks.get(words, deque())
         for _ in range(min(len(places), MAX_ALIKE)):
             at = places[0]
-            places.rotate(-1)  # the next pair mostly stands behind this one
+            places.rotate(-1)  # the next pair mostly follows this one
             if self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at):
                 return True
         return False

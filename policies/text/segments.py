@@ -5,7 +5,7 @@ Structured text is read as pairs of key and value, output of programs line by li
 or an identifier in lower case; in scripts that are written without blanks, a pair of neighbouring
 characters.
 
-Beside that: :func:`literals` name something letter by letter, whatever language stands around them;
+In addition: :func:`literals` name something letter by letter, whatever the language around them;
 :func:`words` bring a text into one form for whoever searches (lower case, NFKC, without punctuation
 and combining marks; of scripts without blanks, and of Hangul, whose words take their particles with
 them, every two neighbouring characters are a word); and :func:`error_lines` find what programs
@@ -90,8 +90,8 @@ _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 
 
 class Segment(NamedTuple):
-    """A piece of a message, word for word, and its terms; a pair has its ``key`` apart, and the
-    record it stands in.
+    """A piece of a message, word for word, and its terms; a pair has its ``key`` separately, and
+    the record that contains it.
     """
 
     text: str
@@ -267,7 +267,7 @@ MAX_KNOWN = 20_000
 class TextReading:
     """What one message says by itself.
 
-    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for;
+    ``identifiers`` are literals by their lower case; ``asked`` are terms in its calls' arguments;
     ``spelled`` are the words of what is said as they are spelled, but for those with a capital
     where a sentence begins.
     """
@@ -339,11 +339,11 @@ _OWNED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-"""Versions, dates, measures and words that are joined by a stroke tell nothing without what they
-are of.
+"""Versions, dates, measures and words that are joined by a stroke mean nothing without what they
+describe.
 """
 _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
-"""A number with the word or ending behind it, of a script that puts no blank between them."""
+"""A number with the word or ending after it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
 DIGIT = re.compile(r"\d")
 _JOINT = re.compile(r"[_@/\s]")
@@ -427,7 +427,7 @@ def parse(text: str) -> object | None:
 
 
 def structured(document: object) -> Iterator[Segment]:
-    """The pairs of a JSON document in its order; items of a list stand under the list's key."""
+    """The pairs of a JSON document in its order; items of a list are under the list's key."""
     stack: list[tuple[str, object, int]] = [("", document, 0)]
     pairs = records = 0
     while stack and pairs < MAX_PAIRS:
