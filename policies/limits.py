@@ -34,8 +34,8 @@ RECALL_TOOL = "recall"
 RECALL_TOKENS = 4_000
 """The most of one answer of the recall tool."""
 RECALLED_PARTS = 10
-"""The share of a window that is kept free for answers of the recall tool, unless one answer takes
-more.
+"""Divisor of a window: the part that is kept free for an answer of the recall tool, or less where
+one answer takes less.
 """
 FLOOR_TOKENS = 1_024
 FLOOR_PARTS = 16

@@ -142,7 +142,7 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
 
 
 async def there(_: Request) -> Response:
-    """Claude Code asks so whether anybody is there."""
+    """Claude Code checks this way whether a server is there."""
     return Response(media_type=JSON)
 
 
@@ -575,7 +575,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Api:
-    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+    """``managed`` answers what is managed or counted, whatever name it is requested under."""
 
     def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
         self._runtime = runtime

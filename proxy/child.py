@@ -1,4 +1,4 @@
-"""A process that is asked and answers by frames: four bytes of length, the rest.
+"""A process that receives requests and answers in frames: four bytes of length, then the content.
 
 It ends as soon as its input is closed, even while it works, so that it never outlives the Weir that
 started it. An operator's function runs in one, because a thread that hangs cannot be ended; its
@@ -115,7 +115,7 @@ class ChildProcess:
 
 
 def answering() -> tuple[BinaryIO, Frames]:
-    """Where this process writes its answers, and what it is asked; whatever prints goes to standard
+    """Where this process writes its answers and reads its requests; printed output goes to standard
     error.
     """
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -41,9 +41,9 @@ class ProxyError(Exception):
 
     def event(self) -> bytes:
         """The last event of a stream that broke off, in the words and with the code after which
-        clients ask again.
+        clients retry.
 
-        What each of them looks for stands in docs/broken-streams.md.
+        What each of them looks for is listed in docs/broken-streams.md.
         """
         message = f"Connection lost, premature close: {self.message}"
         weir = {**(self.weir or {}), "code": self.code}
@@ -103,7 +103,7 @@ class RequestTimeout(InvalidRequest, status=408):
 
 
 class UpgradeRequired(InvalidRequest, status=426):
-    """A WebSocket was asked for."""
+    """A WebSocket was requested."""
 
 
 class Conflict(InvalidRequest, status=409):
@@ -265,7 +265,7 @@ def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
 
 
 def redact_shapes(text: str) -> str:
-    """``text`` without what has the shape of a key, whatever stands before it: for texts that are
-    full of names.
+    """``text`` without what has the shape of a key, whatever precedes it: for texts that are full
+    of names.
     """
     return _SHAPED.sub(REDACTED, text)

@@ -30,8 +30,7 @@ from policies.text.segments import words as words_of
 HEADING = "[weir: brought back from what was removed]"
 MIN_TOKENS = 120
 ROOM_PARTS = 5
-"""How many equal parts the room beyond what is fixed has; one of them is for what is brought back.
-"""
+"""Divisor of the room beyond what is fixed: one part is for what is brought back."""
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40

@@ -307,7 +307,7 @@ def _usual(sources: Sequence[Source], shorter: float = 0.5) -> int:
 
 
 def _in_one(source: Source, items: list[Item]) -> list[Item]:
-    """What is said in one short message, in a line: its sentences mean little without each other."""
+    """A short message of one line as one item: its sentences mean little without each other."""
     text = source.text.strip()
     if len(items) < 2 or len(text.splitlines()) > 1 or any(item.segment.key for item in items):
         return items

@@ -4,8 +4,8 @@ Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's o
 by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
 
 A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody
-has open may send a simple POST across origins behind the person's back, or have its own name lead
-to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or
+has open may send a simple POST across origins without the person's knowledge, or have its own name
+lead to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or
 ``Sec-Fetch-Site``, the other in ``Host``.
 """
 
@@ -162,7 +162,7 @@ class Keyring:
         tenant: str = "key",
         teams: Mapping[str, TeamSettings] = {},
     ) -> None:
-        """``auto`` is open until there was a key: a revoked one keeps the door shut.
+        """``auto`` is open until a key exists: a revoked one keeps it closed.
 
         ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have
         theirs in common.
@@ -588,7 +588,7 @@ FORGET = 600.0
 MIN_SECONDS = 2.0
 MAX_SECONDS = 300.0
 MAX_ADDRESSES = 4_096
-SITE = 64  # bits of an IPv6 address: what lies behind them is one customer's
+SITE = 64  # bits of an IPv6 address: the rest of the address is one customer's
 REASONS = (("missing",), ("unknown",), ("held_off",))
 
 
@@ -603,9 +603,7 @@ class _Guesser:
 
 @dataclass(slots=True)
 class AuthThrottle:
-    """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same
-    address.
-    """
+    """Wrong keys by address. Only a wrong key is ever refused: others may share the address."""
 
     clock: Callable[[], float] = time.monotonic
     counted: dict[tuple[str, ...], float] = field(
@@ -657,7 +655,7 @@ def _site(address: str) -> str:
 
 OF_OTHERS = frozenset({"cross-site", "same-site"})
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
-# Beside localhost the names that containers have for their host: public name servers know no
+# Besides localhost the names that containers use for their host: public name servers know no
 # .internal.
 LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
 GRANTS = b"access-control-"

@@ -1,7 +1,7 @@
 """Budgets of keys and teams: a request of a key that has one is reserved before it goes up.
 
-A request may begin as long as something is left beside what is used and what is in flight, so that
-a hard budget is passed by the last request at most. The reservation ends with the request's row. A
+A request may begin as long as something is left after what is used and what is in flight, so that a
+hard budget is exceeded by the last request at most. The reservation ends with the request's row. A
 store that does not answer cannot say what is used: the request is allowed, and its answer says so.
 """
 

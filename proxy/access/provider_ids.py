@@ -92,7 +92,7 @@ _COLLECTIONS = (
     *((name,) for name in ("uploads", "assistants", "threads", "evals", "videos", "skills")),
 )
 _METHODS_OF = frozenset({"compact", "input_tokens", "runs"})
-"""What stands where an id would, and is asked of a collection."""
+"""Path segments in the place of an id that name an operation on a collection."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._:~@=+,$-]+")
 _EVENTS = (
     *(b"response.created", b"response.output_item", b"response.completed", b"response.incomplete"),
@@ -227,8 +227,8 @@ def _plain(value: object) -> object:
 
 
 def _named(place: str, value: object, field: str) -> Iterator[Named]:
-    """The ids within a value that stands in ``field``, by an own stack: it may be as deep as JSON
-    can be read.
+    """The ids within the value of ``field``, found with an explicit stack: it may be as deep as
+    JSON can be read.
     """
     waiting: list[tuple[str, object, str]] = [(place, value, field)]
     while waiting:

@@ -19,8 +19,7 @@ from proxy.store.records import KeyUse, Refusal, StoreError
 log = logging.getLogger("weir")
 
 SETTLES = 0.1
-"""Seconds after which it is asked again whether too many requests are open: that one has ended is
-said behind it.
+"""Seconds after which a full limit is checked again: that a request has ended is stored after it.
 """
 
 

@@ -128,7 +128,7 @@ class Side:
         except openai.APIConnectionError as error:
             self._refuse("connection_error", str(error), arrived=0)
         else:
-            assert usage is not None  # noqa: S101 - the simulator tells it
+            assert usage is not None  # noqa: S101 - the simulator reports it
             self._count(usage, needed, raw.headers)
 
     def _refuse(self, code: str, message: str, *, arrived: int) -> None:

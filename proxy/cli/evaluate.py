@@ -65,8 +65,8 @@ TITLES = (
 
 @dataclass(slots=True, kw_only=True)
 class Models(EffectHandler):
-    """Has models asked: by purpose another than the ``default``, all together for so many
-    ``tokens`` at most.
+    """Calls models: by purpose another than the ``default``, all together for so many ``tokens`` at
+    most.
     """
 
     config: Config

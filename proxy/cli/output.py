@@ -158,8 +158,8 @@ def console(width: int = WIDTH) -> Console:
 
 @contextmanager
 def progress(label: str) -> Iterator[Progressed]:
-    """A function to be told what is done, of how much, and in a line: a bar on a terminal, else a
-    line at times.
+    """A function that takes what is done, the total, and a line of text: it draws a bar on a
+    terminal, else prints a line now and then.
     """
     screen = Console(stderr=True, highlight=False)
     if not screen.is_terminal:

@@ -188,7 +188,7 @@ def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) ->
         variable = next((each for each in CLAUDE_KEYS if env.get(each)), None)
         headers = {"Authorization": f"Bearer ${{{variable}}}"} if variable is not None else {}
         servers = {"weir": {"type": "http", "url": f"{root}{MCP}", "headers": headers}}
-        # with =, since a value after a blank would take the words behind it with it
+        # with =, since a value after a blank would take the words after it with it
         return [f"--mcp-config={json.dumps({'mcpServers': servers})}", "--allowedTools=mcp__weir"]
     return []
 

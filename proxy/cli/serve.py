@@ -82,7 +82,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
-    if not config.simulate:  # it asks for another reading, which would end what is not ready for it
+    if not config.simulate:  # a SIGHUP before the handler is installed would end the process
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         telemetry = Telemetry.create(_telemetry_settings(config))
@@ -221,8 +221,8 @@ def _limits(config: Config) -> ServerLimits:
 
 
 def _most_connections() -> int:
-    """Clients' connections for which there are descriptors, beside as many to upstreams, as many
-    that are refused.
+    """Clients' connections for which there are descriptors, in addition to as many to upstreams,
+    and as many that are refused.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)

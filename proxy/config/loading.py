@@ -1,12 +1,12 @@
 """YAML, environment and flags as one frozen ``Config``, and what changes of it while Weir runs.
 
-Flags stand above the environment, which only this module reads, that above the file, that above the
-defaults in ``values``. Everything is checked before it is used: ``load_config`` answers with a
-whole ``Config`` or raises ``ConfigError``.
+Flags override the environment, which only this module reads; that overrides the file, and that the
+defaults in ``values``. Everything is checked before it is used: ``load_config`` returns a whole
+``Config`` or raises ``ConfigError``.
 
 Files are looked at every two seconds, and at once on SIGHUP. What is read anew holds from the next
-request on; what cannot be read leaves the old configuration in force and is said once, with file
-and line. Listener, store, telemetry and limits stay as they were at the start.
+request on; what cannot be read leaves the old configuration in force and is reported once, with
+file and line. Listener, store, telemetry and limits stay as they were at the start.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
     ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
 }
-"""What stands above the file: the variable and, above that, the flag for a value; empty where there
+"""What overrides the file: the variable and, before that, the flag for a value; empty where there
 is none.
 """
 
@@ -216,7 +216,7 @@ def _policies(document: Document) -> tuple[dict[str, ContextSettings], list[str]
 
 
 def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
-    """``auto`` where only the store can tell: open until a key was made there."""
+    """``auto`` where only the store knows: open until a key is made there."""
     if file.auth.mode != "auto":
         return file.auth.mode
     return (
@@ -310,7 +310,7 @@ def overridden(config: Config) -> Iterator[str]:
 
 
 def stamps(config: Config) -> Stamps:
-    """What tells that a file was written anew, for the configuration's file and every preset."""
+    """What shows that a file was rewritten, for the configuration's file and every preset."""
     return stamped(path for path in (config.path, *preset_paths()) if path is not None)
 
 

@@ -383,7 +383,7 @@ class Conversations:
         return fitted
 
     def _fitted(self, found: Match, seed: bytes, name: str | None) -> Match | None:
-        """The match once the messages are left out that the client moves; None where it is of
+        """The match once the messages are left out that the client moves; None where it belongs to
         another conversation.
         """
         thread = found.thread
@@ -554,7 +554,7 @@ class _Threads(OrderedDict[str, Thread]):
 
 
 def _opening(transcript: Transcript) -> int:
-    """How many messages of the history stand before its first answer."""
+    """How many messages of the history precede its first answer."""
     messages = transcript.messages
     head = transcript.head
     indices = (i for i in range(head, len(messages)) if i not in transcript.floating)

@@ -10,7 +10,7 @@ STEPS_OF_A_SCALE = (1, 2, 2.5, 5, 10)
 MAX_TICKS = 4
 SMALL = 110
 NARROW = 420
-"""Pixels of the charts that stand side by side: a phone is as wide as one of them."""
+"""Pixels of the charts that are side by side: a phone is as wide as one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The page of one request: what the client sent beside what the model saw, and what came of it.
+"""The page of one request: what the client sent next to what the model saw, and the outcome.
 
 Whoever sees the page with a key can make a link to it. It opens this one page, for reading, without
 signing in; it ends after ``SHARED_DAYS`` days, or with the key.

@@ -1,9 +1,9 @@
-"""The pages below ``/weir/ui`` as an ASGI application: who looks, which page, and what it is drawn
+"""The pages below ``/weir/ui`` as an ASGI application: the viewer, the page, and what it is drawn
 with.
 
-Every page asks the handlers of the management API, as who looks; what it changes goes through them
-too. Texts are escaped by the templates; nothing on a page comes from another origin, and no script
-or style stands in one.
+Every page calls the handlers of the management API with the viewer's rights; what it changes goes
+through them too. Texts are escaped by the templates; nothing on a page comes from another origin,
+and no script or style is inline.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Who looks at the pages (a signed cookie, and the token that every form carries), what is asked,
+"""Who views the pages (a signed cookie, and the token that every form carries), what is requested,
 and how values look.
 
-Nothing is kept in the process, so any replica answers: what signs is derived from the secret that
-all of them read from the store, which also knows the sessions that were ended by signing out. A
-session ends after twelve hours, too, with the key that it was opened with, or with another admin
+Nothing is kept in the process, so any replica answers: the signing key is derived from the secret
+that all of them read from the store, which also knows the sessions that were ended by signing out.
+A session ends after twelve hours, too, with the key that it was opened with, or with another admin
 token.
 """
 
@@ -117,7 +117,7 @@ class Sessions(msgspec.Struct, frozen=True):
         )
 
     def keep(self, session: Session, request: Request, response: Response) -> None:
-        """Have whoever asked come with the session from now on."""
+        """Have the client send the session from now on."""
         body = _encoded(session)
         response.set_cookie(
             COOKIE,

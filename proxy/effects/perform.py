@@ -1,10 +1,10 @@
-"""Running a flow: what the pure half asks for is done here, and the reply is sent back in.
+"""Running a flow: what the pure half requests is done here, and the reply is sent back in.
 
-How alike texts are is told by the shingles they share, or by the vectors of a model that the policy
-names. Shingles are the runs of 3, 5 or 8 characters of a text, the longer for the longer text,
-because all long texts share most of their short runs. Alike is the share of common ones (Jaccard).
-Of a text with very many the smallest hashes stand for all of them (bottom-k sketch, A. Broder
-1997), which estimates the same share to within 0.01.
+How alike texts are is measured by the shingles they share, or by the vectors of a model that the
+policy names. Shingles are the runs of 3, 5 or 8 characters of a text, the longer for the longer
+text, because all long texts share most of their short runs. Alike is the share of common ones
+(Jaccard). Of a text with very many the smallest hashes represent all of them (bottom-k sketch, A.
+Broder 1997), which estimates the same share to within 0.01.
 """
 
 import asyncio
@@ -283,8 +283,8 @@ NOTHING_SPENT = Spent()
 
 
 async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: Span = NULL_SPAN) -> T:
-    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told
-    of all waiting.
+    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` receives
+    all waiting times.
 
     From the first :class:`Offload` on its steps run on a worker thread, so that the event loop
     never waits for a long history.

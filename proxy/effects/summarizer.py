@@ -1,10 +1,10 @@
-"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and
-kept.
+"""Requesting notes from a model: bounded in time and in tokens, shared when identical, answered
+once and kept.
 
 A failure is a reply with a short code, never an exception: the ladder below it goes on without a
 model. In the order in which they are looked at::
 
-    kept answer     what this tenant was told before, from memory or from the store; costs nothing
+    kept answer     what this tenant received before, from memory or from the store; costs nothing
     shutting_down   the process ends
     no_schema       this model refused the schema within the last hour
     not_ready       the client's request waits no longer, by its policy
@@ -134,7 +134,7 @@ model alone.
 
 
 class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks which model, and for how long."""
+    """Which model is called, for whom, and for how long."""
 
     tenant: str
     upstream: str
@@ -151,7 +151,9 @@ class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served(self) -> tuple[str, str]:
-        """What it is remembered by which forms a model takes: they are the same whoever asks."""
+        """The key under which the forms that a model takes are remembered: they are the same for
+        every caller.
+        """
         return self.upstream, self.model
 
 
@@ -221,7 +223,7 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summarizer:
-    """One per process. What identical requests ask for at the same time is asked once, and kept
+    """One per process. What identical requests need at the same time is requested once, and kept
     where it has a key.
 
     ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` is used instead
@@ -326,7 +328,7 @@ class Summarizer:
             return _refused(refusal)
         started = self._clock()
         rests = line.rests
-        if line.is_failing:  # while it is tried nobody else asks it
+        if line.is_failing:  # while it is tried nobody else calls it
             self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
         reply, usage = await self._call(question)
         self._note(line, terms.scope, reply, rests)
@@ -346,8 +348,8 @@ class Summarizer:
         return "backing_off" if failures else ""
 
     async def _call(self, question: _Question) -> tuple[Summary | Failed, ReportedUsage | None]:
-        """The reply of the model, and what it reported; asked once more where it takes its limits
-        in another form.
+        """The reply of the model, and what it reported; requested once more where it takes its
+        limits in another form.
         """
         terms = question.terms
         try:
