@@ -2,10 +2,10 @@
 
 Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from
 before it. :func:`replay` applies byte for byte what was decided before. A cut applies where its
-exact prefix is in the chain and nothing protected would disappear in it, an edit to the message
-with its digest and occurrence: onto protected content only if it shortened the message while that
-was protected and the chain up to it is the one it was made on. The same text may come back as the
-newest result, and a rewound conversation reads again what was evicted later.
+exact prefix is in the chain and it would remove nothing protected. An edit applies to the message
+with its digest and occurrence; to protected content only if it was made while that content was
+protected and the chain up to it is the same. The same text may come back as the newest result, and
+a rewound conversation reads again what was evicted later.
 
 :class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to
 ``low_water`` = fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task,
@@ -227,7 +227,7 @@ LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND, EditK
 def applicable_cut(
     transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection
 ) -> Cut | None:
-    """The newest whose prefix is there and that hides nothing protected."""
+    """The newest cut whose prefix is in the chain and that hides nothing protected."""
     guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
         if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(
@@ -313,7 +313,7 @@ def _with_edits(
         if index in guarded and not _holds(transcript, index, edit, protection):
             continue
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
-            continue  # the turn is open again: what the model thought in it has to go back
+            continue  # the turn is open again: the model's thinking in it must be sent again
         found[index] = edit
     return draft.with_edits(found, new=False)
 
@@ -391,7 +391,7 @@ class Bounds:
 
     @property
     def refused_above(self) -> int:
-        """A policy that refuses in place of managing keeps its whole reserve."""
+        """A policy that refuses instead of managing keeps its whole reserve."""
         return self._within_ceiling(
             self.budget.send_limit if self.settings.manages else self.budget.reserved_limit
         )
@@ -486,15 +486,15 @@ def bounds_for(
 LEAST_ROOM = 0.25
 ROOM_IN_RESERVE = 0.5
 """Where what cannot be removed leaves less than a quarter of the rest of the window as room, half
-of the rest is the room: the reserve makes way, or every step would be a batch, and nothing of what
-happened could be kept.
+of the rest is the room, taken from the reserve: otherwise every step would be a batch, and no
+history could be kept.
 """
 NOTE_BEGINS = "[weir: "
 EMPTIED = "-"
 CLEARED_MARKER = "[Old tool result content cleared]"
 PLACEHOLDER_TOKENS = 50
 MIN_DATA = 40
-"""Tokens that what a message hands over has at the least where the message is cut."""
+"""Minimum tokens for the data in a message where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
 _TAIL = re.compile(
     r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z"
@@ -537,7 +537,7 @@ class Options:
 
     @classmethod
     def parameters(cls) -> dict[str, Mapping[str, Any]]:
-        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and
+        """The values that each parameter accepts: its ``kind``, and perhaps ``least``, ``most`` and
         ``words``.
         """
         return {each.name: dict(each.metadata) for each in fields(cls) if each.metadata}  # type: ignore[arg-type]
@@ -592,8 +592,8 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 
 
 def text_at(bounds: Bounds, index: int) -> str:
-    """What a message says, after what else was in it; for a result beyond what is read of a
-    history, where it is.
+    """What a message says, preceded by the note on its other content; for a result beyond the part
+    of the history that is read, where it is.
     """
     message = bounds.transcript.messages[index]
     body = bounds.transcript.read(index)
@@ -612,7 +612,7 @@ def clipped(
     ref = bounds.transcript.messages[index].ref
     most = tokens - MESSAGE_OVERHEAD
     body = bounds.transcript.read(index)
-    # cut apart, since what is cut out of both would have data begin a line
+    # cut separately, since one cut across both would let data begin a line
     if text is None and body.data:
         own = clip_middle(body.text, most - MIN_DATA, counter=counter, ref=ref)
         left = most - counter.count(own) - MESSAGE_OVERHEAD

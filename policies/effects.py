@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What follows is long: go on away from the event loop. Replied to by :class:`Done`."""
+    """What follows is long: continue on a worker thread. Replied to by :class:`Done`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Trim:
     :class:`Trimmed`.
 
     By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and
-    ``protected``, what stays whatever comes back.
+    ``protected``, what stays whatever the function returns.
     """
 
     path: str

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 MAX_TOKENS = 1_000_000_000
-"""Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
+"""Counts are clamped to 0 up to this: far above any window, and small enough for exact arithmetic.
+"""
 _VERSION = 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -203,7 +204,7 @@ class LayerReport:
 
 
 def needed_rung(trail: Sequence[LayerReport]) -> bool:
-    """Whether what the layers did was not enough: that is what an emergency is."""
+    """Whether the layers were not enough, which makes an emergency."""
     return any(report.rung and report.kept for report in trail)
 
 
@@ -273,13 +274,11 @@ class Ledger(NamedTuple):
 
 NOTHING = Ledger()
 EVERY_WINDOW = 0
-"""In place of a window: what holds for all of them, as a message that somebody pinned."""
+"""Used in place of a window for what holds in all of them, such as a pinned message."""
 
 
 def begun(views: Mapping[int, Ledger], window: int) -> Ledger:
-    """What a window begins with that nothing was decided for: what was decided for the next larger
-    one.
-    """
+    """The initial state of a window without decisions: what was decided for the next larger one."""
     larger = [each for each in views if each > window]
     return views.get(min(larger, default=EVERY_WINDOW), NOTHING)
 
@@ -309,8 +308,8 @@ class ConversationState:
     notes: tuple[Note, ...] = ()
 
     def at(self, length: int) -> "ConversationState":
-        """A client that begins anew from an early point is sent what it was sent then, not what was
-        taken out later.
+        """For a client that restarts from an early point: what was sent then, not what was removed
+        later.
         """
         return self.before(length + REWRITTEN)
 
@@ -328,7 +327,7 @@ class ConversationState:
 
     @cached_property
     def newest(self) -> int:
-        """The most messages that a request had on which anything was decided."""
+        """The largest number of messages of a request with any decision."""
         return max(
             (*(edit.length for edit in self.edits.values()), *(cut.length for cut in self.cuts)),
             default=0,
@@ -540,7 +539,7 @@ class Decision(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """How far the management of a request had to go, in a word (requirement A0.148).
+        """How far the management of a request had to go, as one word (requirement A0.148).
 
         ``none`` while there is room, ``evaluate`` from yellow on and at a spike,
         ``evict_and_compress`` for a new batch, ``emergency_compaction`` if that needed a rung,

@@ -362,8 +362,8 @@ def refuses(settings: ContextSettings, name: str) -> bool:
 
 
 def acts_always(settings: ContextSettings) -> bool:
-    """Whether a layer about the whole request looks at each; results are capped, and summaries
-    prepared, otherwise.
+    """Whether a layer about the whole request examines every request; a cap on results and a
+    prepared summary do not count.
     """
     return any(
         layer.at == 0
@@ -407,9 +407,7 @@ def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
 
 
 def is_by_shape(settings: ContextSettings) -> bool:
-    """Whether it is the shape of the window that says when a batch is due, and no number of the
-    policy's.
-    """
+    """Whether the window's shape decides when a batch is due, rather than a number in the policy."""
     return all(
         layer.at is None for layer in settings.layers if layer.scope == "total" and layer.at != 0
     )
@@ -431,8 +429,8 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 
 def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
-    """Between two shapes in proportion to the window's logarithm: a little more window is never
-    another policy.
+    """Between two shapes in proportion to the window's logarithm: a slightly larger window never
+    changes the policy abruptly.
 
     Below the first shape and above the last these hold; one without a window is placed at four
     times the one before.
@@ -524,7 +522,7 @@ def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a policy says in one budget, the same for every request: worked out once, by
+    """What a policy gives in one budget, the same for every request: computed once, by
     :func:`limits_for`.
 
     ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole

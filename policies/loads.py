@@ -19,8 +19,8 @@ class Load(NamedTuple):
 
     ``each`` is what every message weighs as it came, ``bare`` without its images and files;
     ``fixed`` what the request weighs without messages, ``own`` what a message of Weir's does, and
-    ``letter`` each byte of a text of Weir's. ``instead`` is what has to hold where this cannot be
-    reached.
+    ``letter`` each byte of a text of Weir's. ``instead`` is the limit to reach where this one
+    cannot be reached.
     """
 
     kind: str

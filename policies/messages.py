@@ -2,8 +2,8 @@
 calls come again.
 
 A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is
-read only when a layer acts, because a request resends hundreds of messages that nobody has to look
-at.
+read only when a layer acts, because a request resends hundreds of messages that need no
+examination.
 
 A *turn* starts at a user message. A *step* is one assistant message with every tool result that
 answers it. A *unit* is a step, or one message outside steps: the smallest thing that may be removed
@@ -58,10 +58,10 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """``text`` joins by newlines what its speaker says himself, of a result all that it says;
-    ``data`` what else it hands over as text: documents, results of search, blocks that are not
-    known. ``media`` counts parts that are not text, and ``attached`` says in a few words what each
-    is; ``name`` is the speaker's.
+    """``text`` joins the speaker's own words by newlines, for a result all of its text; ``data`` is
+    other content as text: documents, results of search, blocks that are not known. ``media`` counts
+    parts that are not text, and ``attached`` says in a few words what each is; ``name`` is the
+    speaker's.
     """
 
     text: str = ""
@@ -140,7 +140,9 @@ class ToolDefinition:
 
     @property
     def digest(self) -> bytes:
-        """Of the name alone, so that a new wording leaves the edits of a definition in place."""
+        """A digest of the name alone, so that a new wording leaves the edits of a definition in
+        place.
+        """
         return blake2b(
             b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE
         ).digest()
@@ -397,8 +399,7 @@ def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Pro
     current = last_user(messages, without=transcript.floating)
     newest = {current}
     if current and messages[current - 1].is_result:
-        # it steers a turn whose request goes on, or is a client's note that moves on with the next
-        # request
+        # it steers a turn in progress, or is a client's note that moves with the next request
         newest.add(last_user(messages[:current], without=transcript.floating))
     kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(

@@ -31,7 +31,7 @@ MIN_KEPT = 16
 MIN_SIDES = 64
 REF_BYTES = 6
 NOTE_TOKENS = 40
-"""What a note of what was left out takes at the most, with its line breaks."""
+"""Maximum tokens of a note on what was left out, with its line breaks."""
 PARTS_OF_A_BATCH = 8
 """A batch of what is cut out of a growing text ends where so many of its parts, at a token a
 letter, are full.

@@ -96,7 +96,7 @@ FOLLOWED_EVERY = 30.0
 RENEWED_EVERY = OPEN_FOR / 3
 SIZE_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
-IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
+IN_USE = 600.0  # a conversation used within this many seconds is not deleted for its size
 
 
 ROUTES = (
@@ -175,8 +175,8 @@ HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 class App:
-    """The ASGI application. A managed request at its plain path goes by the router, which would
-    cost it 17 µs.
+    """The ASGI application. A managed request at its plain path bypasses the router, which would
+    cost 17 µs.
     """
 
     def __init__(
@@ -413,8 +413,8 @@ def _preparation(planner: Planner, happened: Callable[[str], None]) -> Preparati
 
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:
-    """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss
-    the first event.
+    """Start the counters that alert rules use at 0: in a series that begins at 1 they miss the
+    first event.
     """
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
@@ -531,7 +531,7 @@ async def _tend(runtime: Runtime) -> None:
 
 
 async def _prune(settings: StoreSettings, store: Store, at: float) -> None:
-    # not by the clock alone: one that has jumped ahead would make everything old
+    # not by the clock alone: a clock that has jumped ahead would make everything old
     now = min(at, await store.newest() or 0.0)
     if settings.retention is not None:
         gone = await store.prune(now - settings.retention, at)

@@ -79,8 +79,8 @@ class Checkpoint:
         return replace(self, saved_at=at)
 
     def beside_goal(self) -> "Checkpoint":
-        """The same state for whoever sees the goal anyway: without it, and without the constraints
-        that it holds.
+        """The same state for a reader that sees the goal anyway: without it, and without the
+        constraints in it.
         """
         return replace(
             self, goal="", constraints=tuple(c for c in self.constraints if c not in self.goal)

@@ -2,7 +2,7 @@
 merged with what a model adds.
 
 The user's statements are kept word for word, a status comes from a list, an issue is the line that
-a tool printed, and decisions and learnings are what a note says. Nothing of it is guessed from the
+a tool printed, and decisions and learnings are what a note says. None of it is guessed from the
 words of a language. What a model or another conversation added to the last state that was saved is
 not lost.
 """
@@ -538,9 +538,9 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
 def previous_state(known: ConversationState, sources: Sequence[Source] = ()) -> Checkpoint | None:
     """The state to go on from: this conversation's own, or the one that it resumed.
 
-    Runs that begin alike may share what is known of them for a while. A state that has read
-    something else where ``sources`` has its own messages is no other run's word here: its numbers
-    are taken on, nothing that it says.
+    Runs that begin alike may share what is known of them for a while. A state that has read other
+    messages than those in ``sources`` is from another run: its numbers are kept, its content is
+    not.
     """
     own = _checkpoint(known.checkpoint)
     resumed = _checkpoint(known.resumed)

@@ -116,7 +116,9 @@ class Fidelity:
         )
 
     def score(self, dimension: Dimension | None = None) -> float | None:
-        """Consistent over consistent and inconsistent; None of none: that is no success."""
+        """Consistent over consistent and inconsistent; None where there are none, which is no
+        success.
+        """
         kept = self.count(AnswerVerdict.YES, dimension)
         judged = kept + self.count(AnswerVerdict.NO, dimension)
         return kept / judged if judged else None

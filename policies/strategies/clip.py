@@ -25,7 +25,7 @@ moves no cut.
 
 
 MOST_LEFT = 0.75
-"""Low water for a user's message at the most: a batch is worth the prefix that it costs."""
+"""The highest low water for a user's message: a batch has to be worth the prefix that it costs."""
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:

@@ -36,11 +36,11 @@ from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
 SLACK = 8
-"""Tokens that a text may take more within a fence than by itself."""
+"""Additional tokens that a text may take within a fence."""
 
 
 LISTS = 0.25
-"""Share of the extract that lists of what is to do, and notes, may take."""
+"""Share of the extract that to-do lists and notes may take."""
 
 
 MIN_STEP = 200
@@ -61,7 +61,9 @@ MAX_NOTE = 2_000
 
 SMALL_WINDOW = 4_096
 """Tokens of a window up to which no model writes notes: all of its room is the extract's."""
-"""What of its share the summary has where the newest step alone fills what a batch should leave."""
+"""The part of its share that the summary gets where the newest step alone fills what a batch should
+leave.
+"""
 
 
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
@@ -75,7 +77,7 @@ always take.
 
 
 MIN_SUMMARY = 100
-"""Tokens, its heading included, from which a summary says anything."""
+"""Minimum tokens of a useful summary, its heading included."""
 
 
 MIN_ROOM = 2_000
@@ -85,7 +87,7 @@ MAX_LIST_LEN = 12
 
 
 MAX_NOTES = 2_000
-"""Tokens of the notes that tools and people took, in a summary."""
+"""Tokens in a summary for the notes that tools and people took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ class Compact(Strategy):
 
 
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int:
-    """What the shape says; but all that fits of a user's turn that came after what is known, as
+    """The shape's value; but all that fits of a user's turn that came after the known messages, as
     aider's files do.
     """
     tokens = draft.tokens_by_index()
@@ -257,8 +259,8 @@ def _told(
 def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
     """Tokens of the summary: what the tail leaves of low water, within the shape's share of room.
 
-    Where that is more than the limit leaves, what it leaves: a harder try would keep a quarter of
-    all.
+    Where that is more than the limit leaves, what it leaves: a harder attempt would keep only a
+    quarter.
     """
     most = share * bounds.shape.extract * bounds.room
     tail = sum(
@@ -486,8 +488,8 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:
-    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be
-    seen anyway.
+    """What is left to do and the notes that were taken, within ``most`` tokens, without what is
+    visible anyway.
     """
     shown = "\n".join(visible)
     tasks = [

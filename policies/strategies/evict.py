@@ -85,8 +85,8 @@ class Evict(Strategy):
     """Old results leave a placeholder.
 
     Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low
-    water holds, stay. With one (``given`` are its own parameters) what it says is worth least goes.
-    The task, the newest and brief words of the user never go, nor the assistant's.
+    water holds, stay. With one (``given`` are its own parameters) the lowest scores go. The task,
+    the newest and brief words of the user never go, nor the assistant's.
     """
 
     name = "evict"

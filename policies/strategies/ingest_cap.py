@@ -78,7 +78,7 @@ def _capped(
         return None
     counter = bounds.counter
     trimmed, found = without_fields(text_at(bounds, index), names)
-    # which fields are missing is said where that is worth its tokens
+    # the missing fields are named where that is worth its tokens
     named = "\n" + json.dumps({"left_out": list(found), "ref": ref}, ensure_ascii=False)
     for line in (named, "") if found else ("",):
         shown = f"{trimmed}{line}"

@@ -157,13 +157,13 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         strategy = kind.of(layer.params)
         prunable = strategy.scan(draft, at_work)
         if prunable and not _pays(layer, draft.tokens, draft.tokens - prunable, at_work):
-            # not even if nothing were left of what it may take
+            # not even by removing everything that it may take
             work.take(layer, draft, kept=False, prunable=prunable)
             continue
         done = yield from strategy.run(draft, at_work)
         done, reason = (replace(done, reason="") if done.reason else done), done.reason
         if done is draft and layer.at == 0 and not reason:
-            continue  # it looks at every request, and had nothing to do
+            continue  # it examines every request, and had nothing to do
         kept = _pays(layer, draft.tokens, done.tokens, at_work)
         work.take(layer, done, kept=kept, reason=reason, prunable=prunable)
         if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):

@@ -19,9 +19,9 @@ from policies.strategies.media import without_media
 
 WITHOUT_MEDIA = 0.75
 COMPACTED = 0.5
-"""Shares of what may be sent at which a batch ends."""
+"""Shares of the limit at which a batch ends."""
 SUMMARY_SHARE = 0.1
-"""Of what may be sent that is kept free for a summary."""
+"""The share of the limit that is kept free for a summary."""
 
 
 def lighten(work: PlanWork, bounds: Bounds, loads: tuple[Load, ...]) -> Flow[None]:

@@ -21,8 +21,7 @@ class RetireMedia(Strategy):
     """Old images, recordings and files leave a line that says what they were and where the original
     is.
 
-    The ``keep`` newest messages that carry any stay: what is not sent any more cannot be looked at
-    again.
+    The ``keep`` newest messages that carry any stay: what is no longer sent cannot be viewed again.
     """
 
     name = "media"

@@ -1,4 +1,4 @@
-"""``progressive``: what was said long ago is said in fewer words, by age."""
+"""``progressive``: old messages are shortened in steps, by age."""
 
 import re
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from policies.text.gist import gist
 from policies.tokens import TokenCounter
 
 SHARES = (1.0, 0.30, 0.05, 0.01)
-"""By level, the share of what was said that stays."""
+"""By level, the share of the original that stays."""
 
 
 MIN_TITLE = 10
 
 
 MIN_ASKED = 16
-"""Tokens that a model has for a title at the least: names are cut otherwise."""
+"""Minimum tokens that a model has for a title: with fewer, names are cut."""
 
 
 WORTH_IT = 0.6
@@ -54,8 +54,7 @@ _LEVEL = re.compile(r"\[weir: level ([123]), [^\[\]]{1,80}\]\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressive(Strategy):
-    """What was said long ago takes about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a
-    title.
+    """Old messages take about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a title.
 
     Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls
     stay. What a user said is never put in other words: of a long message the most informative

@@ -14,9 +14,9 @@ class Reasoning(Strategy):
     """Thinking of earlier turns is left out of assistant messages that are ``ttl`` steps old; text
     and calls stay.
 
-    It stays in every message after the last thing that the user said, because servers refuse or
-    degrade a tool loop whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed
-    blocks), and where nothing else is said.
+    It stays in every message after the user's last message, because servers refuse or degrade a
+    tool loop whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed blocks), and
+    where nothing else is said.
     """
 
     name = "reasoning"

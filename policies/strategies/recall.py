@@ -34,7 +34,7 @@ ROOM_PARTS = 5
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
-"""Messages whose passages are looked at; the others have less of the question."""
+"""Messages whose passages are examined; the others match the question less."""
 WIDE = 0.4
 LEAST_WIDE = 100
 """Bytes up to which sentences of a message stay together: a share of the tokens there is room for.
@@ -42,7 +42,7 @@ LEAST_WIDE = 100
 LONG = 400
 BEGINNING = 0.6
 INSIDE = 0.5
-"""What another form of a word is worth: one that begins like it, one that has its inside."""
+"""The weight of another form of a word: with the same beginning, with the same inside."""
 IDENTIFIER = 2.0
 COMMON = 0.3
 """Rarity of a word under which other forms of it are not looked for."""
@@ -58,23 +58,22 @@ word that occurs nowhere else has 1.
 """
 SHARE_OF_QUESTION = 0.10
 SHARE_OF_STATEMENT = 0.28
-"""Least share of the newest message's weight that a passage has to hold: of one that ends as a
-question, of another.
+"""Minimum share of the newest message's weight that a passage has to hold: for a message that ends
+as a question, and for others.
 """
 ANSWERED = 0.5
 MEANT = 0.2
-"""What of a request of the user's holds for what came of it, if the newest message is about that
-request: the passage of his that shares most, and at least so much of the newest message's squared
+"""The share of a user's request that counts for its answer, if the newest message is about that
+request: the user's passage that shares most, and at least this much of the newest message's squared
 rarity.
 """
 ENOUGH = 0.2
-"""Share of the best passage's worth from which on others are brought, too; more if the model sees
-the best one.
+"""Share of the best passage's worth from which on others are brought back too; more if the model
+sees the best one.
 """
 ENOUGH_BESIDE = 0.5
 TOLD = 0.95
-"""Share of the strength of what the request says of the question already that a passage has to
-have.
+"""Minimum strength of a passage, as a share of the strength that the request already has.
 """
 REVISES = 0.5
 BRIEF = 16
@@ -82,13 +81,13 @@ BRIEF = 16
 are.
 """
 MAX_REPLY = 2
-"""Passages that an answer to a proposal has."""
+"""Maximum number of passages in an answer to a proposal."""
 LABEL = 5
 MAX_RANKED = 1_000
-"""Passages, the best, of which is looked for what was said later."""
+"""Number of best passages for which later statements are searched."""
 MAX_HELD = 24 << 20
 SIZE = 8
-"""Bytes that a character takes, words included, and passages, which only some messages have."""
+"""Bytes for each character, words included, and for passages, which only some messages have."""
 
 
 class Elsewhere(NamedTuple):
@@ -315,7 +314,7 @@ class _Place:
     strength: float
     worth: float = 0.0
     told: float = 0.0
-    """Strength of what of it the request holds already."""
+    """Strength of the part of it that the request already holds."""
 
     @property
     def key(self) -> tuple[int, bool, int]:
@@ -446,7 +445,7 @@ def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage
 def _candidates(
     read: Sequence[_ReadMessage], strengths: Sequence[float], liked: Collection[int]
 ) -> list[_ReadMessage]:
-    """The messages that have most of the question, and those that follow them: an answer may repeat
+    """The messages that match the question most, and those that follow them: an answer may repeat
     no word of it.
     """
     best = sorted(range(len(read)), key=lambda n: -strengths[n])[:MAX_MESSAGES]
@@ -570,8 +569,8 @@ def _tells(place: _Place, words: Collection[str]) -> bool:
 
 
 class _Later:
-    """What the user said later about the same, and next if brief; of what the assistant said his
-    answer to it.
+    """What the user said later about the same, and next if brief; for an assistant's passage, the
+    user's answer to it.
     """
 
     def __init__(self, places: Sequence[_Place], terms: Sequence[_Term]) -> None:

@@ -50,10 +50,10 @@ class RewriteTask:
 
     ``allowed`` is the most tokens of the text, ``tail`` is appended to it and is not counted. A
     model, if it ``asks`` one, receives ``prompt`` about ``lines`` for ``task``; ``key`` is the
-    question's address, by content. ``plain`` writes otherwise: nothing where that would not be good
-    enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is shorter
-    at all. ``original`` are the tokens of what was said and ``standing`` of what is left if the
-    text is not taken, the message's own where they are None.
+    question's address, by content. ``plain`` writes it otherwise, or nothing where that would not
+    be good enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is
+    shorter at all. ``original`` are the tokens of what was said and ``standing`` of what is left if
+    the text is not taken, the message's own where they are None.
     """
 
     index: int
@@ -96,7 +96,7 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> 
         failures += refused
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
-            asking = False  # nobody answers: code does the rest
+            asking = False  # no model answers: code does the rest
     return (
         replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
     )

@@ -11,7 +11,7 @@ choice among messages.
 Times are in steps. Custom weights replace all others and sum to 1. A scorer is an estimate:
 messages within one ``band`` count as equal, and where the last band holds more than is needed, the
 fewest that free enough go. What turns out not to be needed is given back, the most valuable first.
-What is worth 0 is worth nothing to anybody: it goes before every band and does not come back.
+A score of 0 means worthless: such a block goes before every band and is not given back.
 """
 
 import math
@@ -27,7 +27,7 @@ from policies.draft import Options, number, word
 RECENCY_DECAY = 15.0
 REUSE_FULL = 5
 NEUTRAL = 0.5
-"""A signal of which nothing is known: there are no embeddings of blocks."""
+"""The value of an unknown signal: there are no embeddings of blocks."""
 SHORTEST = 0.1
 PRIORITY_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {"recency": 0.30, "semantic": 0.25, "source": 0.20, "reuse": 0.15, "explicit": 0.10}
@@ -87,7 +87,7 @@ def steps(default: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer(Options):
-    """A scorer with its parameters; differences of up to ``band`` say nothing."""
+    """A scorer with its parameters; differences of up to ``band`` are ignored."""
 
     name: ClassVar[str]
     band: float = number(0.02)
@@ -109,7 +109,7 @@ class Scorer(Options):
         raise NotImplementedError
 
     def _given(self) -> dict[str, float]:
-        """The weights of one's own, by signal."""
+        """The custom weights, by signal."""
         names = [name for name in self.parameters() if name.startswith("weight_")]
         given = {name.removeprefix("weight_"): getattr(self, name) for name in names}
         return {signal: weight for signal, weight in given.items() if weight is not None}

@@ -19,7 +19,7 @@ from policies.summary.material import MaterialLine
 from policies.text.gist import gist
 
 MIN_FINDING = 32
-"""Tokens of a finding's text at the least."""
+"""Minimum tokens of a finding's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,8 @@ MAX_NAMED_LEN = 80
 MAX_LOST = 0.34
 """Share of its lines that an answer may lose for what they invent."""
 LOST_IN_FORM = frozenset({"empty", "too_short", "loop"})
-"""What small models answer that copy the headings and fill in nothing; in plain prose the same
-models say something.
+"""The answer of small models that copy the headings and fill in nothing; in plain prose the same
+models say something useful.
 """
 
 
@@ -51,8 +51,8 @@ models say something.
 class Written:
     """A summary and what it cost; empty with a ``failure`` where there is none.
 
-    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. In the making
-    ``answers`` counts those to its newest part.
+    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. While it is
+    made, ``answers`` counts those to its newest part.
     """
 
     text: str = ""

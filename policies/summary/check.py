@@ -25,8 +25,8 @@ MAX_TOKEN_LEN = 32
 counted.
 """
 DEFLATES = 10
-"""A text that deflates to a tenth says the same over and over; of 900 real answers none came below
-a fifth.
+"""A text that deflates to a tenth says the same over and over; of 900 real answers none was below a
+fifth.
 """
 MAX_REPEATED = 4
 """How often a sentence may occur; a text is refused if most of its sentences exceed that."""
@@ -128,8 +128,8 @@ def judge(
 
 
 def declines(text: str, *, material: str = "") -> bool:
-    """Whether a reply is a refusal, or the short text of an error that its material does not speak
-    of.
+    """Whether a reply is a refusal, or the short text of an error that its material does not
+    mention.
     """
     text = without_reasoning(text)
     error = _ERROR.match(text) if len(text) <= BRIEF_LEN else None

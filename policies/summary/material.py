@@ -109,17 +109,15 @@ def enclosed(name: str, content: str) -> str:
 
 
 def way_back(*, calls: bool, tool: str = "") -> str:
-    """How a model sees again what was removed: by ``calls`` that it made, or by the recall
-    ``tool``.
-    """
+    """How a model gets back what was removed: by ``calls`` that it made, or by the recall ``tool``."""
     return REPEAT.format(tool=RECALL.format(name=tool) if tool else "") if calls else ""
 
 
 def render_summary(extract_text: str, *, narrative: str = "", removed: int, back: str = "") -> str:
-    """The message in place of ``removed`` earlier ones, in nobody's voice; the same input gives the
+    """The message in place of ``removed`` earlier ones, without a speaker; the same input gives the
     same text.
 
-    ``back`` is the way back to them.
+    ``back`` says how to get them back.
     """
     told = f"{MODELS_NOTES}\n{INDENT}{indented(narrative.strip())}" if narrative.strip() else ""
     body = (

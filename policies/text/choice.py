@@ -1,8 +1,8 @@
-"""What terms are worth, and which items are chosen for it.
+"""How terms are weighted, and which items are chosen by the weights.
 
 Weighted maximum coverage: an item is worth what its terms are, and a term that is shown already is
 worth less each time. Terms weigh by their rarity in this conversation and by their shape, not by
-what they mean in a language. Chosen is the best for its tokens first (lazy greedy: a gain only
+what they mean in a language. The best item for its tokens is chosen first (lazy greedy: a gain only
 falls, which is within 1 - 1/e of the best choice; Nemhauser, Wolsey and Fisher 1978).
 """
 
@@ -31,12 +31,12 @@ from policies.tokens import TokenCounter
 IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
-"""A later call used it as an argument; ``LIKE_USED``: something of the same shape, which words
-joined together have not.
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which joined words do
+not have.
 """
 LIKE_USED = 1.5
 ASKED = 4.0
-"""What the user names now is wanted."""
+"""The weight of what the user names now."""
 REUSED = 0.2
 MAX_REUSED = 4
 TAKEN = 0.1
@@ -44,8 +44,8 @@ TAKEN = 0.1
 well.
 """
 RARE = 0.65
-"""Share of the greatest rarity from which on a word is rare: one that both need for what they are
-about.
+"""Share of the greatest rarity from which on a word is rare; two texts about the same must share
+one.
 """
 STEM = 4
 """Letters by which words are compared across their inflections."""
@@ -54,26 +54,26 @@ OVERHEAD = 4
 POWER = 0.9
 WHOLE = 60
 APART = 100
-"""Tokens of one message that count in full, and how many more count half: a little of many messages
-is more informative than a few at length.
+"""Tokens of one message that count in full, and after how many more the rest counts half: a little
+of many messages is more informative than a few at length.
 """
 MAX_TOGETHER = 8
-"""Statements that are grouped: a talk that drifts, each about a part of the one before, is not one
+"""Most statements in a group: a talk that drifts, each about a part of the one before, is not one
 statement.
 """
 MAX_GUESSES = 6
 ASIDE = 0.99
-"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after
-one that was too much.
+"""How often the amount that fits is estimated from earlier attempts before the interval is halved;
+and the factor of an estimate after one that was too large.
 """
 MANY = 250
-"""Items of one message above which they wait in line: to look at each as often as one is chosen is
-their square.
+"""Items of one message above which they are queued: examining each at every choice takes quadratic
+time.
 """
 SEARCHED = 4_000
 MAX_ALIKE = 1_000
 """Characters of a text up to which it is searched for each pair of neighbours; a longer one is read
-once. Of its blanks between the same two words so many are looked at.
+once. At most this many of its blanks between the same two words are examined.
 """
 _MARKS = (
     string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
@@ -179,7 +179,7 @@ class Weights(dict[str, float]):
         return stem_of(term) in self._asked
 
     def is_rare(self, term: str) -> bool:
-        """Whether it is a word, not an identifier, that few messages have."""
+        """Whether it is a word that few messages have, rather than an identifier."""
         return self._in[term] <= self._few and not is_identifier(term)
 
 
@@ -189,7 +189,7 @@ def stem_of(term: str) -> str:
 
 class Linked(Protocol):
     def of(self, number: int) -> tuple[int, ...]:
-        """The items that an item is not shown without."""
+        """The items without which an item is not shown."""
 
 
 def choose(
@@ -274,10 +274,10 @@ def choose(
 
 
 class _Queue:
-    """Items by what they were worth when they were last looked at, negative, the best first.
+    """Items by their value when last evaluated, negated, the best first.
 
     Those of a message with many are queued after the best of them: their worth falls together with
-    its ``share``, so that only that one has to be looked at again.
+    its ``share``, so that only that one has to be evaluated again.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class _Queue:
                 return best
             of = self._of[number]
             line = self._lines[of]
-            if line[0][1] != number:  # another has come to the front
+            if line[0][1] != number:  # another is first now
                 continue
             heapq.heappop(line)
             self._in_line.remove(number)
@@ -323,8 +323,8 @@ class _Queue:
         return self._heads[0][0] if self._heads else math.inf
 
     def wait(self, worth: float, number: int, *, alone: bool) -> None:
-        """Put back what was taken; what is worth so much only together with others waits apart from
-        its line.
+        """Put back what was taken; what has this value only together with others is kept out of its
+        queue.
         """
         line = self._lines.get(self._of[number]) if alone else None
         if line is not None:

@@ -50,7 +50,7 @@ REASON = 1.0
 ALONE = 4.0
 """How much more an identifier is worth alone than within its context: it costs little."""
 FIELD = 1.5
-"""A call requested something by the key of a value."""
+"""Factor of a value whose key a call has used."""
 ANSWER = 4.0
 MEANT = 0.2
 """How much more the result of an earlier request is worth when the user asks about it now, and the
@@ -64,29 +64,29 @@ The less of the user's words fits, the less: by the square of the share.
 """
 MATERIAL = 250
 TIMES_USUAL = 6
-"""Tokens of a message that the user hands over rather than says, if it is so many times as long as
-a short one of his. All but its first and last segment weigh as a result does, and the more there
+"""Tokens of a user message that is pasted rather than written, if it is this many times as long as
+the user's short one. All but its first and last segment weigh as a result does, and the more there
 are the less: none of it may be wanted.
 """
 SHORTER = 0.25
-"""Share of the user's messages that are shorter than his short one: he may hand over something with
-every second.
+"""Share of the user's messages that are shorter than the short one: every second may have something
+pasted.
 """
 SEGMENTS_OF_MATERIAL = 12
 STEPS = 0.6
-"""What the line of a step is worth."""
+"""The weight of a step's line."""
 LEDGER = 0.35
 """Share of the budget that may be taken by the lines of steps that are always shown."""
 TOKENS_PER_CHARACTER = 0.4
-"""Of a step's line at most, whatever its result is made of."""
+"""The most that a character of a step's line costs, in tokens, whatever its result contains."""
 STEP = -1
-"""Place of a step's line: before all that its result has."""
+"""Position of a step's line: before everything in its result."""
 BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
 TAKEN_UP = 1.5
 REPLY = 24
-"""How much more is worth what the assistant said before a reply of so few tokens, which says
-nothing without it.
+"""How much more the assistant's message before a very short reply is worth, and the tokens of such
+a reply: it means nothing without it.
 """
 PICKED = 1.0
 MAX_PICKED = 4
@@ -94,25 +94,24 @@ MAX_PICKED = 4
 something else.
 """
 LISTED = 12
-"""Values that results have under one key: so many are worth what each is, of more they share it.
-Not of a shape that calls ask by.
+"""Values of one key in results: this many count in full, more share that weight. Shapes that calls
+use are exempt.
 """
 FEW_LINES = 12
-"""Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by
-a root.
+"""Lines of a result that count in full; in a longer one, mostly never needed, each counts less by a
+root.
 """
 QUESTION = 0.5
 CHANGED = 0.3
-"""What is worth what was read of a file that was changed since."""
+"""The weight of what was read from a file that has changed since."""
 NUMBER = 1.0
-"""How much more the numbers are worth that the assistant states than words as rare."""
+"""How much more numbers stated by the assistant are worth than equally rare words."""
 MAX_FEW = 6.0
-"""By how much more the user's words are worth at most where they are few: the root of how often
-they fit the room.
+"""The most by which the user's words gain weight where they are few: the root of how often they fit
+the room.
 """
 FEW = 3.0
-"""How much more they are worth from which on they stay before what came of a request that is made
-again.
+"""The gain from which on they stay before the result of a repeated request.
 """
 LABEL = 3
 LINK = 0.22
@@ -130,9 +129,10 @@ CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long.
 """
 MAX_ABOUT = 64
-"""Statements, the newest, among which a word's later one is looked for."""
+"""Number of newest statements among which a word's later one is searched."""
 SPARE = 1.5
-"""Of so many times the budget the order is worked out; how much of it fits is then counted exactly.
+"""The order is computed for this many times the budget; how much of it fits is then counted
+exactly.
 """
 MAX_IDENTIFIERS = 200
 
@@ -280,7 +280,7 @@ def _alone(
 
 
 def _always(items: Sequence[Item], steps: Sequence[Step], room: float) -> list[int]:
-    """The newest end that is reported, what changed something, and the other ends, the newest
+    """The newest reported outcome, what changed something, and the other outcomes, the newest
     first, as many as fit.
     """
     places = {item.source: n for n, item in enumerate(items) if item.place == STEP}
@@ -359,7 +359,7 @@ def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int,
 
 
 def _damp_lists(items: Sequence[Item], sources: Sequence[Source], weights: Weights) -> None:
-    """Of what results have many of, each is worth less, but for what calls ask by."""
+    """Where results have many of a kind, each is worth less, except for shapes that calls use."""
     kinds = [_kind(item, sources, weights) for item in items]
     many = Counter(kinds)
     for item, kind in zip(items, kinds, strict=True):
@@ -368,7 +368,7 @@ def _damp_lists(items: Sequence[Item], sources: Sequence[Source], weights: Weigh
 
 
 def _kind(item: Item, sources: Sequence[Source], weights: Weights) -> str:
-    """By what a value of a result is one of many: its key; empty for anything else."""
+    """The group of a value in a result: its key; empty for anything else."""
     segment = item.segment
     if not sources[item.source].is_result or not segment.key.strip():
         return ""
@@ -378,7 +378,7 @@ def _kind(item: Item, sources: Sequence[Source], weights: Weights) -> str:
 
 
 def _damp_replaced(items: Sequence[Item], steps: Sequence[Step]) -> None:
-    """What was read of a file before it was changed may hold no more."""
+    """What was read from a file before it was changed may be out of date."""
     changed: set[str] = set()
     replaced = set[int]()
     for step in reversed(steps):
@@ -391,7 +391,7 @@ def _damp_replaced(items: Sequence[Item], steps: Sequence[Step]) -> None:
 
 
 def _with_their_calls(items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
-    """A line of a result says nothing without what was called."""
+    """A line of a result means nothing without the call."""
     calls = {item.source: n for n, item in enumerate(items) if item.place == STEP}
     return {
         n: (calls[item.source],)
@@ -528,7 +528,7 @@ class Links:
         return next((later for n in reversed(saying) if (later := self.of(n))), ())
 
     def _saying(self, source: int) -> Mapping[str, Sequence[int]]:
-        """By a term which statements of a message have it."""
+        """Maps a term to the statements of a message that have it."""
         if source not in self._by_term:
             found = self._by_term[source] = defaultdict[str, list[int]](list)
             for n in self._of_source.get(source, ()):
@@ -553,7 +553,7 @@ class Links:
         taken_up: dict[int, float] = {}
         for weight, said in found:
             others = said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]
-            # with this one and all that follow too little: only what others have taken up counts
+            # this one and all that follow add too little: only what others have taken up counts
             if left < enough:
                 taken_up = {
                     other: share

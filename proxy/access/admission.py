@@ -62,7 +62,7 @@ CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _IN_COMMON = b"\0in common"
-"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is
+"""What the common tenant, and a header's, are derived from: no header holds a zero byte, so it is
 nobody's key.
 """
 _BY_HEADER = b"\0by header"
@@ -196,11 +196,11 @@ class Keyring:
         return len(self._known)
 
     def identify(self, headers: Mapping[str, str], *, said: bytes = b"") -> Caller:
-        """The caller, of the tenant that the configured header has ``said``, where it has.
+        """The caller, in the tenant that the configured header has ``said``, if it has.
 
-        A known key only separates its own by that: no header leads from one key to another's.
-        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held
-        until now.
+        A known key only separates its own conversations by that: no header gives access to another
+        key's. Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one
+        that was valid until now.
         """
         credential = presented(headers)
         caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
@@ -221,7 +221,7 @@ class Keyring:
 
     @property
     def callers(self) -> Iterable[Caller]:
-        """Every key that holds."""
+        """Every valid key."""
         return self._known.values()
 
     def again(self, key: str) -> Caller | None:
@@ -232,15 +232,14 @@ class Keyring:
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
-        # Looked up by HMAC: what the time of a lookup betrays about digests says nothing about
+        # Looked up by HMAC: what the time of a lookup reveals about digests says nothing about
         # keys.
         digest = key_digest(self._secret, given)
         known = self._known.get(digest)
         if known is not None:
             goes_up = not known.credential and not credential.startswith(PREFIX)
             return replace(known, credential=given) if goes_up else known
-        # A key that looks like Weir's own and is not known must not become a stranger with every
-        # freedom.
+        # An unknown key that looks like Weir's own must not count as an unrestricted stranger.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
         return self._stranger(digest, given)
@@ -325,7 +324,7 @@ class Admission:
         self.shared: SharedLimits | None = None
 
     def share(self, store: Store) -> None:
-        """Have the limits of keys hold in all processes that share a store together."""
+        """Enforce the limits of keys across all processes that share a store."""
         self.shared = SharedLimits(store, self.open_of)
 
     def open_of(self, key: str) -> int:
@@ -415,7 +414,7 @@ class Admission:
         return [(rate.name, now) for rate in rates]
 
     def forget(self, slot: "Slot") -> None:
-        """Let a request that was not allowed count for nothing within its minute."""
+        """Remove a request that was not allowed from its minute's count."""
         for name, at in slot.began:
             self._minutes[name].remove(at)
         slot.began = ()
@@ -435,7 +434,7 @@ class Admission:
                 turn.set_result(None)
 
     def take(self, slot: "Slot", size: int) -> bool:
-        """What is alone always has room, it has limits of its own."""
+        """A single request always has room; it has limits of its own."""
         usage = slot.usage
         if usage.held + size > self._bytes_of_one and usage.held > slot.held:
             return False
@@ -474,7 +473,7 @@ class Admission:
 class _Rate(NamedTuple):
     """How many of a ``unit`` may come in a minute, and ``whose`` they are.
 
-    ``name`` is for nobody to read.
+    ``name`` is never shown.
     """
 
     name: str
@@ -520,7 +519,7 @@ def _too_much(rate: _Rate, seconds: int) -> RateLimited:
 
 @dataclass(slots=True)
 class _Minute:
-    """What came within a minute: when, and how much."""
+    """Amounts received within a minute, with their times."""
 
     came: deque[tuple[float, int]] = field(default_factory=deque)
     total: int = 0
@@ -541,7 +540,7 @@ class _Minute:
         self.total += count
 
     def remove(self, at: float) -> None:
-        """Take out what came at a moment, if it is still there."""
+        """Remove the amount of a moment, if it is still there."""
         found = next((each for each in self.came if each[0] == at), None)
         if found is not None:
             self.came.remove(found)
@@ -663,8 +662,8 @@ ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 
 def admitted(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle, config: Config) -> Caller:
-    """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would
-    pay for.
+    """Who sends a request, as :func:`identify` has it. Forbidden for a web page whose requests the
+    operator would pay for.
     """
     caller = identify(scope, keyring, auth_throttle)
     if has_own_key(scope, caller, config):
@@ -697,8 +696,8 @@ def identify(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle) -> Cal
 def refuse_foreign_pages(
     scope: Scope, config: Config, *, has_key: bool, followed: bool = False
 ) -> None:
-    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that
-    was bound anew.
+    """Forbidden for a page of another origin, unless a link was ``followed``, and for a rebound
+    host name.
     """
     headers = _decoded(scope["headers"], LOOKED_AT)
     if not followed and _is_of_another_page(headers, config):

@@ -41,11 +41,11 @@ MAX_KNOWN = 2_000
 AT_ONCE = 100
 """Budgets that one statement looks up: SQLite takes 500 parts of one."""
 BYTES_A_TOKEN = 4
-"""Of a request that nobody counts."""
+"""The value for a request that is not counted."""
 
 
 class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One budget of a key or a team in one unit; ``reserved`` is by requests in flight.
+    """One budget of a key or a team in one unit; ``reserved`` is held by requests in flight.
 
     ``label`` is the name that people use. ``resets`` is when the period ends, seconds since 1970.
     """
@@ -84,7 +84,7 @@ class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """That a budget is reached, or nearly: said once in a period."""
+    """A budget is reached, or nearly: reported once in a period."""
 
     use: BudgetUse
     share: float
@@ -94,7 +94,7 @@ class BudgetNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Held(NamedTuple):
-    """A budget, and who has it: ``name`` is what the store adds it up under."""
+    """A budget, and who has it: ``name`` is the store's key for the sum."""
 
     scope: Scope
     name: str
@@ -165,11 +165,11 @@ class Budgets:
         return worst, refusal(worst, at=at)
 
     def ended(self, request: str) -> None:
-        """Renew the reservation of a request no more: its row is about to be stored."""
+        """Stop renewing the reservation of a request: its row is about to be stored."""
         self._running.discard(request)
 
     async def renew(self) -> None:
-        """Have the reservations of what runs here hold on. Raises StoreError."""
+        """Renew the reservations of the requests that run here. Raises StoreError."""
         at = self._clock()
         await self._store.renew_reservations([*self._running], until=at + LEASE, at=at)
 
@@ -296,7 +296,7 @@ def key_budgets(given: Mapping[str, object], teams: Collection[str]) -> dict[str
 
 
 def refusal(use: BudgetUse, *, at: float) -> RateLimited:
-    """What is said of a request that a budget has no room for."""
+    """The message for a request that a budget has no room for."""
     whose = f"{use.scope} {use.label}"
     limit = said_amount(use.unit, use.limit)
     used = said_amount(use.unit, use.used)

@@ -102,8 +102,8 @@ class Caller:
     upstream in the client's name.
 
     ``account`` is the tenant that a known key has by itself, whatever ``auth.tenant`` makes of its
-    requests: what it takes is added up under that. ``team_rules`` are its team's, ``is_counted``
-    says that what a request takes is looked at before it goes up.
+    requests: its usage is added up under that. ``team_rules`` are its team's, ``is_counted`` says
+      that a request's usage is checked before it goes up.
     """
 
     tenant: str
@@ -219,7 +219,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _named_in(value: object, *, names: bool = False) -> Iterator[str]:
-    """Every text in a value's fields that are called like a model's; in ``names`` all texts are."""
+    """Every text in a value's fields that are named like a model's; in ``names`` all texts are."""
     if isinstance(value, str) and names:
         yield value
     elif isinstance(value, list):
@@ -429,7 +429,7 @@ def for_relay(
         try:
             named = _model_in_body(headers, body)
         except InvalidRequest:
-            # Whoever may relay may send files that name any model; but no conversation goes to a
+            # A key that may relay may send files that name any model; but no conversation goes to a
             # guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
@@ -463,7 +463,7 @@ def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str
 
 
 def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination:
-    """Once more judged: this is the only way to a destination for a client's request."""
+    """Judged once more: this is the only way to a destination for a client's request."""
     admit(caller, route)
     if model:
         caller.require(model)

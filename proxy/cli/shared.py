@@ -275,8 +275,8 @@ async def named(store: Store) -> list[ConversationRow]:
 
 
 async def found(store: Store, name: str) -> ConversationRow:
-    """The conversation with this name or id. Fails for none, and for one of several that different
-    keys named so.
+    """The conversation with this name or id. Fails for none, and where several keys have a
+    conversation of that name.
     """
     row = await store.conversation(None, name)
     known = await named(store)
@@ -366,7 +366,7 @@ def get(
 
 
 def is_weir(root: str) -> bool | None:
-    """Whether a Weir answers at ``http://host:port``, None where nobody does."""
+    """Whether a Weir answers at ``http://host:port``, None where nothing does."""
     try:
         answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
     except Unreached:

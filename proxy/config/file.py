@@ -293,8 +293,7 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         ),
     }
 )
-"""Keys that there were once, with those of a policy as they are in it, to what is to be done
-instead.
+"""Maps removed keys (those of a policy as they appear in it) to what to do instead.
 """
 
 Value = typing.TypeVar("Value")
@@ -355,8 +354,8 @@ def _validated(shape: type, data: object) -> object:
 
 @functools.cache
 def adapter(shape: typing.Any) -> TypeAdapter[typing.Any]:
-    """What validates and dumps a tuple of one ``shape``: only through it does a plain dataclass get
-    a configuration.
+    """What validates and dumps a tuple of one ``shape``: only this way can a plain dataclass have a
+    configuration.
     """
     return TypeAdapter(tuple[shape], config=ConfigDict(extra="forbid"))
 

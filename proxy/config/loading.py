@@ -315,8 +315,8 @@ def stamps(config: Config) -> Stamps:
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
-    """The new configuration with what can only change with a restart as it was, and what of that
-    would have changed.
+    """The new configuration with restart-only values unchanged, and the names of those that would
+    have changed.
     """
     kept: list[str] = [name for name in _FIXED if getattr(old, name) != getattr(fresh, name)]
     store = dataclasses.replace(fresh.store, url=old.store.url, content=old.store.content)
@@ -335,9 +335,7 @@ def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, .
 
 
 def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
-    """What the audit says of policies, keys and the default that are others than before: digests,
-    and no secret.
-    """
+    """Audit entries for changed policies, keys and default: digests, and no secret."""
     for name in sorted(old.policies.keys() | new.policies.keys()):
         before = old.policies.get(name)
         after = new.policies.get(name)
@@ -415,7 +413,7 @@ class Reload:
                 any(at.startswith(f"{each.path}:") for at in each.places.values())
                 for each in (old, fresh)
             ]
-            # as on a full disk: the defaults send what clients say to another upstream
+            # as on a full disk: the defaults would send clients' content to another upstream
             if read == [True, False]:
                 raise ConfigError(f"{fresh.path}: is empty")  # noqa: TRY301 - said like any other fault
         except (ConfigError, OSError) as error:
@@ -444,8 +442,8 @@ class Reload:
 @contextlib.asynccontextmanager
 async def reloading(reload: Reload) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another
-    # is set
+    # not by the loop's own function: after it removes a handler, SIGHUP ends the process until
+    # another is set
     before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))
     watching = asyncio.create_task(reload.watch(), name="weir-reload")
     try:

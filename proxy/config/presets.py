@@ -209,8 +209,8 @@ def uses_shapes(settings: ContextSettings) -> bool:
 
 
 def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
-    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where
-    each layer acts.
+    """The policy's shares as tokens in a window: tokens reserved, usable, by bucket, and where each
+    layer acts.
 
     ``trigger`` is the most that a request may have before any layer about the whole of it is due; a
     layer is due from ``acts_at`` tokens in its scope on, 0 for one that always is. Both are

@@ -310,7 +310,7 @@ TenantSource = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` as keys exist.
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` by whether keys exist.
 
     ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single``
     everybody's in common, ``header:NAME`` by what that header says. None: in common among those who
@@ -494,7 +494,7 @@ class Config(FileValues):
 
     @property
     def public_origin(self) -> str | None:
-        """What browsers say as ``Origin`` that have a page of Weir's from ``public_url``."""
+        """The ``Origin`` that browsers send for a page of Weir's at ``public_url``."""
         return None if self.public_url is None else origin_of(self.public_url)
 
     def policy(self, name: str | None = None) -> ContextSettings:

@@ -29,7 +29,7 @@ UNKNOWN = Trend()
 # aider's two messages about files, its rules after the newest message, and that message
 REWRITTEN_END = 4
 TAIL = 24
-"""Messages at the end of a request among which those are looked for that the client moves."""
+"""Messages at the end of a request that are searched for those that the client moves."""
 MAX_FLOATING = 16
 GENERATED = "conv-"
 OWN_DIGITS = 20
@@ -39,7 +39,7 @@ OWN_SIZE = 4_096
 """Bytes that a thread takes in memory without the texts that were decided on."""
 BESIDE_TEXT = 512
 BYTES_OF_A_CHARACTER = 2
-"""Of a text in which one character is beyond Latin-1, as the ellipsis of an extract is."""
+"""Bytes a character, of a text in which one is beyond Latin-1, as the ellipsis of an extract is."""
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
@@ -244,8 +244,8 @@ class Thread:
     def apply(self, change: Change, version: int) -> None:
         """Remember a change that is now ``version``; what was only observed starts anew from it.
 
-        After a cut the prepared summary that its plan knew of waits no longer; one that came
-        meanwhile is for the next.
+        After a cut the prepared summary that its plan knew is dropped; one that was made meanwhile
+        is for the next.
         """
         for view in self.views.values():
             if change.window in (view.window, EVERY_WINDOW) and (
@@ -297,8 +297,8 @@ class Thread:
         self.has_notes = False
 
     def _follow(self, trend: Trend | None) -> None:
-        """Take over how the requests of one window have grown, as far as others have seen more of
-        them.
+        """Take over how the requests of one window have grown, as far as other processes have seen
+        more of them.
         """
         if trend is None:
             return

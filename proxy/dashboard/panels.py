@@ -1,4 +1,4 @@
-"""What is set and what is taken: policies, keys, usage, and Weir itself."""
+"""Settings and usage: policies, keys, usage, and Weir itself."""
 
 import asyncio
 import json

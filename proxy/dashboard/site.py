@@ -145,7 +145,7 @@ class Pages:
         self._sessions = Sessions(runtime)
 
     async def answer(self, handler: Handler, request: Request) -> Response:
-        """A page for whoever looks, and what went wrong as one."""
+        """A page for the viewer; an error is also a page."""
         session = self._sessions.guest()
         is_new = False
         visit = self._visit(request, session)
@@ -226,7 +226,7 @@ class Pages:
         kind = visit.request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != URL_FORM:
             raise UnsupportedKind(f"A form is sent as {URL_FORM} here.")
-        # few bytes before it is known who sends it
+        # few bytes before the sender is known
         limit = MAX_SIGN_IN if visit.session.who == "nobody" or visit.at in PUBLIC else MAX_FORM
         try:
             body = await read_body(visit.request.receive, limit=limit)

@@ -97,8 +97,8 @@ class Sessions(msgspec.Struct, frozen=True):
         return session
 
     async def end(self, session: Session) -> None:
-        """Have no copy of its cookie open anything more; what is remembered of it goes when it
-        would be over.
+        """Invalidate every copy of its cookie; the record of it is removed when the session would
+        have ended.
         """
         if session.who in SIGNED_IN:
             name = ENDED + session.nonce
@@ -160,8 +160,8 @@ class Sessions(msgspec.Struct, frozen=True):
         return f"{body}.{self._sign(SHARED + body, session.who)}"
 
     def opened(self, token: str) -> tuple[Session, str, str] | None:
-        """Whose page a token opens: the session to read it with, the conversation and the request;
-        None where it has ended or is forged.
+        """What a token opens: the session to read it with, the conversation and the request; None
+        where it has ended or is forged.
         """
         body, _, signature = token.partition(".")
         try:
@@ -298,7 +298,7 @@ class PageVisit:
         body: object = None,
         rows: int = 50,
     ) -> ManagementRequest:
-        """A request to the management API by the person who looks, and by nobody else."""
+        """A request to the management API with the viewer's own rights."""
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )

@@ -45,7 +45,7 @@ from proxy.telemetry.trace import NULL_SPAN, Span
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
-# that are looked at for one question, the newest texts first: a second of work
+# that are examined for one question, the newest texts first: a second of work
 MAX_CHARS = 1_000_000
 SIZES = ((400, 3), (4_000, 5))
 MAX_SIZE = 8
@@ -204,8 +204,8 @@ Ask = Callable[[Effect], Awaitable[Reply]]
 
 
 def unpaid(ask: Ask) -> Ask:
-    """The same without any model: for a flow that only says what would be done nobody pays, or
-    waits.
+    """The same without any model: a flow that only reports what would be done costs nothing and
+    does not wait.
     """
 
     async def answer(effect: Effect) -> Reply:
@@ -236,10 +236,10 @@ class EffectHandler(ABC):
     async def compare(self, effect: Compare) -> Reply:
         return await asyncio.to_thread(by_shingles, effect)
 
-    async def embed(self, effect: Embed) -> Reply:  # noqa: ARG002 - for who has a model of vectors
+    async def embed(self, effect: Embed) -> Reply:  # noqa: ARG002 - for subclasses with an embedding model
         return Done()
 
-    async def trim(self, effect: Trim) -> Reply:  # noqa: ARG002 - for who has an operator's function
+    async def trim(self, effect: Trim) -> Reply:  # noqa: ARG002 - for subclasses with an operator's function
         return Failed("replay")
 
 

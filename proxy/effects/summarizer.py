@@ -42,9 +42,7 @@ STOPPED = "stop"
 
 
 def _size(answer: Summary) -> int:
-    """What an answer takes of the characters that are kept: at least a share by which their number
-    is bounded too.
-    """
+    """The characters that a kept answer counts as: at least a share, which also bounds how many."""
     return max(len(answer.text), MAX_CHARACTERS // MAX_KEPT)
 
 
@@ -128,8 +126,7 @@ Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Source = Literal["asked", "shared", "kept", "refused"]
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
-"""Failures that say something of one question, or of this process: they are no reason to leave the
-model alone.
+"""Failures of one question, or of this process: they are no reason to pause calls to the model.
 """
 
 
@@ -144,8 +141,8 @@ class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> tuple[str, str, str]:
-        """What failures and refusals are remembered by: one tenant's key can stop no other
-        tenant's.
+        """The key under which failures and refusals are remembered: one tenant's key cannot stop
+        another tenant's calls.
         """
         return self.tenant, self.upstream, self.model
 
@@ -442,7 +439,7 @@ def _body(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes
 
 def _is_without_form(reply: Summary) -> bool:
     """Whether a model that was to answer by schema said something else, or nothing: it will do so
-    again.
+    every time.
     """
     if reply.tool_calls or declines(reply.text):
         return False
@@ -473,7 +470,7 @@ def _digest(*parts: str | bytes) -> bytes:
 def read_answer(
     content: bytes, codec: Codec = CHAT
 ) -> tuple[Summary | Failed, ReportedUsage | None]:
-    """The text of a completion and its usage; a text that is longer than may be is none."""
+    """The text of a completion and its usage; a text that is too long counts as none."""
     try:
         answer = codec.completion(msgspec.json.decode(content))
         choice = answer["choices"][0]

@@ -1,4 +1,4 @@
-"""What the upstream's answers teach: what fits, and how it counts."""
+"""What is learned from the upstream's answers: what fits, and how it counts."""
 
 import logging
 
