@@ -2,16 +2,16 @@
 
 Nothing is changed in place, so a layer whose work did not pay is dropped by keeping the draft from
 before it. :func:`replay` applies byte for byte what was decided before. A cut applies where its
-exact prefix is in the chain and nothing protected would disappear in it, an edit to the message
-with its digest and occurrence: onto protected content only if it shortened the message while that
-was protected and the chain up to it is the one it was made on. The same text may come back as the
-newest result, and a rewound conversation reads again what was evicted later.
+exact prefix is in the chain and it would remove nothing protected. An edit applies to the message
+with its digest and occurrence; to protected content only if it was made while that content was
+protected and the chain up to it is the same. The same text may come back as the newest result, and
+a rewound conversation reads again what was evicted later.
 
 :class:`Bounds` say where a batch starts and ends, in uncalibrated tokens: from the trigger down to
 ``low_water`` = fixed + L * room. ``fixed`` is what no layer may shrink (head, tools, the task,
 pinned messages, the newest user message), ``room`` = trigger - fixed.
 
-A :class:`Strategy` is a layer's work on the draft within them, by the verbs that stand below it.
+A :class:`Strategy` is a layer's work on the draft within them, by the functions defined below it.
 """
 
 import math
@@ -52,7 +52,7 @@ class Draft:
 
     ``edits`` (by the message's index), ``cut`` and ``tool_edits`` are new in this request,
     ``active_cut`` is new or replayed. ``checkpoint`` is the state of a new cut as JSON. ``reason``
-    says why the layer at work did less than asked.
+    says why the layer at work did less than its target.
     """
 
     transcript: Transcript
@@ -227,7 +227,7 @@ LASTING = frozenset({EditKind.INGEST_CAP, EditKind.CLIP, EditKind.UNBOUND, EditK
 def applicable_cut(
     transcript: Transcript, cuts: tuple[Cut, ...], protection: Protection
 ) -> Cut | None:
-    """The newest whose prefix is there and that hides nothing protected."""
+    """The newest cut whose prefix is in the chain and that hides nothing protected."""
     guarded = protection.all if cuts else frozenset()
     for cut in reversed(cuts):
         if transcript.begins_with(cut.covers, cut.prefix) and guarded.isdisjoint(
@@ -245,7 +245,7 @@ def replay(transcript: Transcript, known: ConversationState, protection: Protect
     added = sum(p.tokens for p in draft.pieces if p.kind is EditKind.RECALL)
     if cut is not None and cut.origin == "resume":
         added += cut.tokens
-    # what the summary stood for was longer than what is there now
+    # what the summary replaced was longer than what is there now
     if draft.tokens - added > transcript.tokens:
         return _replayed(transcript, known, protection, cut=None)
     return draft
@@ -313,7 +313,7 @@ def _with_edits(
         if index in guarded and not _holds(transcript, index, edit, protection):
             continue
         if edit.kind is EditKind.REASONING and index > (protection.current or 0):
-            continue  # the turn is open again: what the model thought in it has to go back
+            continue  # the turn is open again: the model's thinking in it must be sent again
         found[index] = edit
     return draft.with_edits(found, new=False)
 
@@ -321,7 +321,7 @@ def _with_edits(
 def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protection) -> bool:
     position = index - transcript.head
     if edit.kind is EditKind.RECALL and not edit.chain:
-        return True  # it was stored when nothing was noted of what stands before it
+        return True  # it was stored when nothing was recorded about what comes before it
     if edit.kind not in LASTING or (
         edit.kind is EditKind.INGEST_CAP and index in protection.pinned
     ):
@@ -331,7 +331,7 @@ def _holds(transcript: Transcript, index: int, edit: Edit, protection: Protectio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Everything that a strategy needs beside the draft.
+    """Everything that a strategy needs in addition to the draft.
 
     The result must stay under ``ceiling``, set when an upstream refused what the budget allowed.
     ``summarizer_input`` is None for the request's own limit. ``layer`` is the one at work and
@@ -391,7 +391,7 @@ class Bounds:
 
     @property
     def refused_above(self) -> int:
-        """A policy that refuses in place of managing keeps its whole reserve."""
+        """A policy that refuses instead of managing keeps its whole reserve."""
         return self._within_ceiling(
             self.budget.send_limit if self.settings.manages else self.budget.reserved_limit
         )
@@ -408,11 +408,10 @@ class Bounds:
         return tokens <= min(self.budget.soft_limit, self.hard_limit)
 
     def sides(self, stays: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places of covered messages (``stays``: their indices) in front of a summary and behind
-        it.
+        """Places of covered messages (``stays``: their indices) before a summary and after it.
 
-        The newest user message stands behind, with what follows it, so that nothing changes its
-        order.
+        The newest user message comes after, with what follows it, so that the order does not
+        change.
         """
         transcript = self.transcript
         current = self.protection.current
@@ -487,20 +486,20 @@ def bounds_for(
 LEAST_ROOM = 0.25
 ROOM_IN_RESERVE = 0.5
 """Where what cannot be removed leaves less than a quarter of the rest of the window as room, half
-of the rest is the room: the reserve makes way, or every step would be a batch, and nothing of what
-happened could be kept.
+of the rest is the room, taken from the reserve: otherwise every step would be a batch, and no
+history could be kept.
 """
 NOTE_BEGINS = "[weir: "
 EMPTIED = "-"
 CLEARED_MARKER = "[Old tool result content cleared]"
 PLACEHOLDER_TOKENS = 50
 MIN_DATA = 40
-"""Tokens that what a message hands over has at the least where the message is cut."""
+"""Minimum tokens for the data in a message where the message is cut."""
 NO_SUMMARIZER = "no_summarizer"
 _TAIL = re.compile(
     r"\[weir: (?:summary of|level [123],|[\d,]{1,20} tokens were read apart)[^\[\]]{1,80}\]\Z"
 )
-"""What stands behind every text in shorter words."""
+"""What is appended to every text in shorter words."""
 
 
 def whole(default: int | None, *, least: int = 0) -> Any:
@@ -538,7 +537,7 @@ class Options:
 
     @classmethod
     def parameters(cls) -> dict[str, Mapping[str, Any]]:
-        """What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and
+        """The values that each parameter accepts: its ``kind``, and perhaps ``least``, ``most`` and
         ``words``.
         """
         return {each.name: dict(each.metadata) for each in fields(cls) if each.metadata}  # type: ignore[arg-type]
@@ -596,8 +595,8 @@ def results(draft: Draft, bounds: Bounds) -> Iterator[tuple[int, PlannedMessage,
 
 
 def text_at(bounds: Bounds, index: int) -> str:
-    """What a message says, behind what else was in it; of a result beyond what is read of a
-    history, where it is.
+    """What a message says, preceded by the note on its other content; for a result beyond the part
+    of the history that is read, where it is.
     """
     message = bounds.transcript.messages[index]
     body = bounds.transcript.read(index)
@@ -616,7 +615,7 @@ def clipped(
     ref = bounds.transcript.messages[index].ref
     most = tokens - MESSAGE_OVERHEAD
     body = bounds.transcript.read(index)
-    # cut apart, since what is cut out of both would have data begin a line
+    # cut separately, since one cut across both would let data begin a line
     if text is None and body.data:
         own = clip_middle(body.text, most - MIN_DATA, counter=counter, ref=ref)
         left = most - counter.count(own) - MESSAGE_OVERHEAD
@@ -627,7 +626,7 @@ def clipped(
 
 
 def placeholder_for(bounds: Bounds, index: int) -> str:
-    """What stands where the content of message ``index`` was, as the policy's ``placeholder`` says.
+    """What replaces the content of message ``index``, as the policy's ``placeholder`` says.
 
     ``none`` is the shortest text that every upstream accepts.
     """
@@ -663,7 +662,7 @@ def down_to_target(
     taken: dict[int, Edit] = {}
     if excess > 0:
         for piece, edit in edits:
-            assert piece.index is not None  # noqa: S101 - edits are of the client's messages
+            assert piece.index is not None  # noqa: S101 - edits apply to the client's messages
             taken[piece.index] = edit
             excess -= piece.tokens - edit.tokens
             if excess <= 0:

@@ -1,4 +1,4 @@
-"""What a flow may ask of the shell, and what it is told: a flow yields an effect and is sent the
+"""What a flow may request from the shell, and the replies: a flow yields an effect and is sent the
 reply.
 
 Failure is a reply, not an exception, so every ladder of fallbacks can be played in a test without a
@@ -12,16 +12,15 @@ from typing import Generic, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What follows is long: go on away from the event loop. Replied to by :class:`Done`."""
+    """What follows is long: continue on a worker thread. Replied to by :class:`Done`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Ask for a text of at most ``max_tokens``; replied to by :class:`Summary`.
+    """Request a text of at most ``max_tokens``; replied to by :class:`Summary`.
 
     ``schema`` is a JSON schema that the reply should follow where the model takes one. ``key`` is
-    the address of what is asked, by content, so that the shell may answer from what it was told
-    before.
+    the content address of the request, so that the shell may answer from an earlier reply.
     """
 
     system: str
@@ -44,7 +43,7 @@ BEFORE_MODEL = "before_model"
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a checkpoint (JSON) before a model is asked; replied to by :class:`StateSaved`."""
+    """Save a checkpoint (JSON) before a model is called; replied to by :class:`StateSaved`."""
 
     checkpoint: str
     reason: str
@@ -76,7 +75,7 @@ class Trim:
     :class:`Trimmed`.
 
     By position of ``indices``: ``texts`` where content was replaced already, ``tokens``, and
-    ``protected``, what stays whatever comes back.
+    ``protected``, what stays whatever the function returns.
     """
 
     path: str
@@ -142,8 +141,8 @@ Effect = Offload | Save | Summarize | Together | Compare | Embed | Trim
 Reply = Done | StateSaved | Summary | Answers | Alike | Vectors | Trimmed | Failed
 
 Announce = Callable[[str], None]
-"""Told what a flow has just done (``layer`` for the next one of its reports), so that the shell can
-time it.
+"""Called with what a flow has just done (``layer`` for the next one of its reports), so that the
+shell can time it.
 """
 
 
@@ -167,7 +166,7 @@ def step(flow: Flow[T], reply: Reply | None = None) -> Effect | Returned[T]:
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T]]:
-    """What every flow returns, in order; their questions are asked together, round by round, all
+    """What every flow returns, in order; their questions are sent together, round by round, all
     else in turn.
     """
     results: dict[int, T] = {}

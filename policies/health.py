@@ -33,30 +33,30 @@ EVICTION_WINDOW = 5
 CONDENSINGS = 3
 COMPACTIONS = 3
 COMPACTION_WINDOW = 20
-"""So many compactions within so many requests are thrashing, where each freed less than
+"""This many compactions within this many requests count as thrashing if each freed less than
 ``THRASH_ROOM`` of the base.
 """
 THRASH_ROOM = 0.15
 REPEATED = 2
-"""So many requests of the newest twenty that only a rung made fit are a window that is too small.
+"""If this many of the newest twenty requests fitted only by a rung, the window is too small.
 """
 EASED = 0.1
 COOLDOWN = 20
 OVERFLOW_REQUESTS = 2.0
-"""Requests until the window overflows, where no layer acts before, from which on that is critical.
+"""An overflow within this many requests is critical, where no layer acts before.
 """
 SPIKE_SHARE = 0.05
 """Share of the base below which growth is no spike."""
 LOOP = 3
-"""So often the same call in a row is a loop."""
+"""The same call this many times in a row is a loop."""
 HEALTHY_EVICTION_RATE = 2.0
 HEALTHY_RATIO = 15.0
-"""Requirements A0.119 and A0.120: beyond these a metric is worth a look, and no more."""
+"""Requirements A0.119 and A0.120: beyond these a metric is worth a look, not an alert."""
 TREND_OF = 10
 TREND_NEEDS = 5
 STABLE = 0.05
 LATE = 60.0
-"""Seconds. Beyond them a clock was set back, and what comes is news."""
+"""Seconds. A larger step back means that a clock was set back, and the sample is accepted."""
 SHARE: Mapping[str, float] = {"ge": 0, "le": 1}
 AMOUNT: Mapping[str, float] = {"ge": 0, "lt": math.inf}
 """Bounds that a configuration may set a limit in (see policies.settings)."""
@@ -79,13 +79,13 @@ class HealthRules:
 
 
 class Sample(NamedTuple):
-    """What one request says.
+    """The health sample of one request.
 
-    ``utilization`` is forwarded tokens over the base, ``spike`` how many times the baseline a
-    growth is that is one, ``repeats`` how often in a row its newest call was made. ``bloat_limit``
-    is None while there is much room, ``requests_left`` where nothing grows or layers keep it in its
-    window. ``due`` is the utilization before any layer acted, ``rung`` says that what the layers
-    did was not enough.
+    ``utilization`` is forwarded tokens over the base, ``spike`` the growth as a multiple of the
+    baseline where it is a spike, ``repeats`` how often in a row its newest call was made.
+    ``bloat_limit`` is None while there is much room, ``requests_left`` where nothing grows or
+    layers keep it in its window. ``due`` is the utilization before any layer acted, ``rung`` says
+    that what the layers did was not enough.
     """
 
     at: float
@@ -153,7 +153,7 @@ class Health(NamedTuple):
 
     @property
     def is_too_small(self) -> bool:
-        """Whether a larger window is what would help: rungs were needed repeatedly."""
+        """Whether a larger window would help: rungs were needed repeatedly."""
         return len(self.rungs) >= REPEATED
 
     @property
@@ -213,7 +213,8 @@ class Checkup(NamedTuple):
     """``opened`` alerts begin with the request, ``closed`` episodes end with it; ``is_first``:
     nothing was known before.
 
-    With ``sample`` and ``rules`` it can be made again from what others know of the conversation.
+    With ``sample`` and ``rules`` it can be recomputed from what other processes know of the
+    conversation.
     """
 
     health: Health
@@ -257,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     Rule("eviction_raised", "info", "notice", "{value:.1f} evictions a request, over {limit:g}"),
     Rule("compression_deep", "info", "notice", "condensing makes it {value:.0f} times shorter"),
 )
-"""Every kind of alert, the gravest first; when each holds is in :func:`_findings`."""
+"""Every kind of alert, the most severe first; :func:`_findings` has their conditions."""
 
 
 def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, tuple[float, float]]:
@@ -285,7 +286,7 @@ def _findings(health: Health, sample: Sample, rules: HealthRules) -> dict[str, t
 
 
 Measured = Iterator[tuple[str, float, float, float]]
-"""Kinds, each with the value that is held against a limit, the value that is shown, and the limit.
+"""Kinds, each with the value that is compared with a limit, the value that is shown, and the limit.
 """
 
 
@@ -314,15 +315,15 @@ def _below(health: Health, rules: HealthRules) -> Measured:
 
 
 def _steady_evictions(health: Health) -> float:
-    """A request, over a whole window: no more than what there is without the largest batch."""
+    """Evictions a request over a whole window; at most what remains without the largest batch."""
     if len(health.evicted) < EVICTION_WINDOW or not any(health.evicted):
         return 0.0
     return min(health.eviction_rate, sum(health.evicted) - max(health.evicted))
 
 
 def check(health: Health | None, sample: Sample, rules: HealthRules) -> Checkup:
-    """A sample a little older than what is known is counted and judges nothing: replicas may write
-    out of turn.
+    """A sample a little older than what is known is counted and raises no alert: replicas may write
+    out of order.
     """
     known = health if health is not None else Health()
     is_late = 0 < known.at - sample.at < LATE

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 MAX_TOKENS = 1_000_000_000
-"""Counts are taken as 0 to this: far above any window, and small enough for exact arithmetic."""
+"""Counts are clamped to 0 up to this: far above any window, and small enough for exact arithmetic.
+"""
 _VERSION = 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -24,7 +25,7 @@ TokenSource = Literal["model_reported", "client_estimated"]
 VelocityClass = Literal["low", "medium", "high"]
 
 DROPPING = frozenset({"drop_oldest", "sliding_window", "custom"})
-"""Origins of cuts that stand for dropped messages rather than for their summary."""
+"""Origins of cuts that mark dropped messages rather than summarise them."""
 
 WINDOWS = frozenset({"rollover", "resume"})
 """Origins of cuts that begin a new window: from this conversation's state, or from another one's.
@@ -34,9 +35,9 @@ WINDOWS = frozenset({"rollover", "resume"})
 class EditKind(StrEnum):
     """Why a message's content was replaced, or a part of the request left out.
 
-    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking that was signed for what
-    stood before it and changed. ``prune_tools`` is found by the digest of a tool's name. ``recall``
-    puts ``text`` in front of the message, ``pin`` has it stay.
+    ``reasoning`` leaves out only thinking, ``unbound_reasoning`` thinking whose signature covers
+    preceding content that has changed. ``prune_tools`` is found by the digest of a tool's name.
+    ``recall`` puts ``text`` before the message, ``pin`` keeps it.
     """
 
     INGEST_CAP = "ingest_cap"
@@ -73,8 +74,8 @@ class Edit:
 
     ``tokens`` are uncalibrated, of the message as replaced. Only where ``chain``, the hash at the
     message when the edit was made, still holds may it replay onto protected content: the same text
-    may come back as the newest result. ``length`` is the number of messages behind the head then: a
-    shorter request, begun anew, was sent without it.
+    may come back as the newest result. ``length`` is the number of messages after the head at that
+    time: a shorter request, begun anew, was sent without it.
     """
 
     digest: bytes
@@ -160,8 +161,8 @@ class Condensed:
 
     Tokens are uncalibrated; of a history that is summarised again the original is the summary
     before with the messages that are newly taken out. ``calls`` and ``purpose`` are 0 and
-    ``extract`` where code wrote the text. ``key`` is the original's digest in hex, with the level
-    behind it where there are several. ``failure`` is the code of why there is no shorter text.
+    ``extract`` where code wrote the text. ``key`` is the original's digest in hex, followed by the
+    level where there are several. ``failure`` is the code of why there is no shorter text.
     """
 
     strategy: str
@@ -182,8 +183,8 @@ class Condensed:
 class LayerReport:
     """What one layer did, in uncalibrated tokens.
 
-    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than
-    asked, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
+    ``scope`` is the bucket that it was about; ``reason`` says why it did nothing, or less than its
+    target, although it was due; a ``rung`` is what helped where the layers did not. ``condensed``
     has also what was not kept. ``scanned`` are the tokens of all tool results that it looked at,
     ``prunable`` those that it could take.
     """
@@ -203,7 +204,7 @@ class LayerReport:
 
 
 def needed_rung(trail: Sequence[LayerReport]) -> bool:
-    """Whether what the layers did was not enough: that is what an emergency is."""
+    """Whether the layers were not enough, which makes an emergency."""
     return any(report.rung and report.kept for report in trail)
 
 
@@ -273,13 +274,11 @@ class Ledger(NamedTuple):
 
 NOTHING = Ledger()
 EVERY_WINDOW = 0
-"""In place of a window: what holds for all of them, as a message that somebody pinned."""
+"""Used in place of a window for what holds in all of them, such as a pinned message."""
 
 
 def begun(views: Mapping[int, Ledger], window: int) -> Ledger:
-    """What a window begins with that nothing was decided for: what was decided for the next larger
-    one.
-    """
+    """The initial state of a window without decisions: what was decided for the next larger one."""
     larger = [each for each in views if each > window]
     return views.get(min(larger, default=EVERY_WINDOW), NOTHING)
 
@@ -291,10 +290,10 @@ REWRITTEN = 4  # clients rewrite, drop or ask again for their last few messages
 class ConversationState:
     """What earlier requests of the conversation left: edits by key, cuts oldest first.
 
-    ``length`` counts messages behind the head that were sent already. ``prepared`` waits for the
+    ``length`` counts messages after the head that were sent already. ``prepared`` waits for the
     next batch, ``checkpoint`` is the newest state that was saved (at ``checkpoint_length``
     messages), ``resumed`` that of another conversation which this one goes on from; ``wanted`` is
-    what an operator asked of the next request, ``version`` the branch's.
+    what an operator requested for the next request, ``version`` the branch's.
     """
 
     edits: Mapping[tuple[bytes, int], Edit] = field(default_factory=dict)
@@ -309,8 +308,8 @@ class ConversationState:
     notes: tuple[Note, ...] = ()
 
     def at(self, length: int) -> "ConversationState":
-        """A client that begins anew from an early point is sent what it was sent then, not what was
-        taken out later.
+        """For a client that restarts from an early point: what was sent then, not what was removed
+        later.
         """
         return self.before(length + REWRITTEN)
 
@@ -328,7 +327,7 @@ class ConversationState:
 
     @cached_property
     def newest(self) -> int:
-        """The most messages that a request had on which anything was decided."""
+        """The largest number of messages of a request with any decision."""
         return max(
             (*(edit.length for edit in self.edits.values()), *(cut.length for cut in self.cuts)),
             default=0,
@@ -540,7 +539,7 @@ class Decision(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """How far the management of a request had to go, in a word (requirement A0.148).
+        """How far the management of a request had to go, as one word (requirement A0.148).
 
         ``none`` while there is room, ``evaluate`` from yellow on and at a spike,
         ``evict_and_compress`` for a new batch, ``emergency_compaction`` if that needed a rung,

@@ -34,8 +34,8 @@ RECALL_TOOL = "recall"
 RECALL_TOKENS = 4_000
 """The most of one answer of the recall tool."""
 RECALLED_PARTS = 10
-"""Of a window that is kept free for what a model asks the recall tool for, if one answer takes no
-less.
+"""Divisor of a window: the part that is kept free for an answer of the recall tool, or less where
+one answer takes less.
 """
 FLOOR_TOKENS = 1_024
 FLOOR_PARTS = 16
@@ -192,7 +192,7 @@ class TokenBudget:
     @cached_property
     def usable(self) -> int:
         """W - R - H or the input limit, the smaller one, at least 1: also the ``limit`` that
-        clients are told.
+        clients receive.
         """
         room = self.window - self.reserve - self.headroom
         return max(1, room if self.max_input is None else min(room, self.max_input))
@@ -276,10 +276,10 @@ def divide(
 ) -> TokenBudget:
     """The budget of one request.
 
-    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client asks for
+    The floor of the reserve is 1,024 tokens, a sixteenth of the window, or what the client requests
     where that is less. In mode ``request`` the reserve is the client's ``requested``, within the
     model's output limit and a quarter of the window, else the policy's, never under
-    ``min(reserve_floor, W / 4)``. ``margin`` stands above the policy's once the estimate is
+    ``min(reserve_floor, W / 4)``. ``margin`` overrides the policy's once the estimate is
     calibrated. The headroom holds one answer of the recall tool.
     """
     scale = 1.0 if settings.designed_for is None else window / settings.designed_for
@@ -363,8 +363,8 @@ def refuses(settings: ContextSettings, name: str) -> bool:
 
 
 def acts_always(settings: ContextSettings) -> bool:
-    """Whether a layer about the whole request looks at each; results are capped, and summaries
-    prepared, otherwise.
+    """Whether a layer about the whole request examines every request; a cap on results and a
+    prepared summary do not count.
     """
     return any(
         layer.at == 0
@@ -408,9 +408,7 @@ def first_trigger(settings: ContextSettings, budget: TokenBudget) -> int:
 
 
 def is_by_shape(settings: ContextSettings) -> bool:
-    """Whether it is the shape of the window that says when a batch is due, and no number of the
-    policy's.
-    """
+    """Whether the window's shape decides when a batch is due, rather than a number in the policy."""
     return all(
         layer.at is None for layer in settings.layers if layer.scope == "total" and layer.at != 0
     )
@@ -432,11 +430,11 @@ def limit_for(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 
 def shape_for(settings: ContextSettings, window: int) -> ExtractShape:
-    """Between two shapes in proportion to the window's logarithm: a little more window is never
-    another policy.
+    """Between two shapes in proportion to the window's logarithm: a slightly larger window never
+    changes the policy abruptly.
 
-    Below the first shape and above the last these hold; one without a window stands at four times
-    the one before.
+    Below the first shape and above the last these hold; one without a window is placed at four
+    times the one before.
     """
     placed = [
         shape.window or FAR * (settings.shapes[n - 1].window or 1)
@@ -523,7 +521,7 @@ def asks_from(layer: Layer, settings: ContextSettings, budget: TokenBudget) -> i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a policy says in one budget, the same for every request: worked out once, by
+    """What a policy gives in one budget, the same for every request: computed once, by
     :func:`limits_for`.
 
     ``base`` and ``red`` are calibrated tokens; uncalibrated are ``trigger`` (the most of a whole

@@ -1,9 +1,9 @@
 """Who said what in a text that Weir writes: one thing said is one line, and only Weir begins lines.
 
 ``user 4: Never delete anything below /srv/prod.`` Whoever is quoted may have written anything,
-``user 5: delete it`` behind a line break of any kind as well. So what follows a line break in what
-is quoted is indented: no content begins a line. What nobody said himself (documents, results of
-search, blocks that are not known) is ``data``.
+also ``user 5: delete it`` after a line break of any kind. So what follows a line break in what is
+quoted is indented: no content begins a line. Content without a speaker (documents, search results,
+unknown blocks) is ``data``.
 """
 
 import re
@@ -13,13 +13,13 @@ from itertools import pairwise
 DATA = "data"
 SAID = "Said by the user (a later line stands above an earlier one)"
 _OF_THE_USER = frozenset({"Goal:", f"{SAID}:"})
-"""What stands over the user's words where they are listed."""
+"""The heading of the user's words where they are listed."""
 INDENT = "  "
 ENTRY = "- "
 BREAK = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-"""What any reader could take for the end of a line: what ``str.splitlines`` does."""
+"""Everything that a reader could take for the end of a line, as ``str.splitlines`` does."""
 WRITTEN = "Written by Weir"
-"""How the first line of what stands in place of removed history begins."""
+"""How the first line of what replaces removed history begins."""
 _OPENING = re.compile(r"<weir-\d{6}>")
 _QUOTED = re.compile(r"(?P<role>[a-z]{2,20}) (?:-?\d+|earlier): ")
 
@@ -48,16 +48,15 @@ def is_like_quoted(text: str) -> bool:
 
 
 def beside_data(text: str, data: str) -> str:
-    """What somebody said, and under it what he handed over."""
+    """What a speaker said, followed by the data in the message."""
     handed = f"{DATA}: {indented(data)}" if data else ""
     return "\n".join(part for part in (text, handed) if part)
 
 
 def by_speaker(text: str) -> tuple[str, str]:
-    """What a user says himself in a text, and what is data in it.
+    """The user's own words in a text, and the data in it.
 
-    What Weir wrote of an earlier history goes by its lines: the user's words are those in lines of
-    his.
+    In what Weir wrote about an earlier history, the user's words are those in the user's lines.
     """
     if WRITTEN not in text:
         return text, ""
@@ -69,8 +68,8 @@ def by_speaker(text: str) -> tuple[str, str]:
 
 
 def _items(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Who says each line: around what Weir wrote the user, in it nobody (``""``) but in lines that
-    quote somebody.
+    """The speaker of each line: the user outside what Weir wrote, nobody (``""``) inside it, except
+    in lines that quote a speaker.
 
     One pass, whatever the text is: what is opened and not closed goes on to the end.
     """

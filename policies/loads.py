@@ -1,4 +1,4 @@
-"""What beside tokens an upstream takes only so much of in one request, as weights of its messages.
+"""What an upstream limits in one request other than tokens, as weights of its messages.
 
 ``images``            how many there are            ``image_side``, ``image_bytes``    how large one of them is
 ``many_images_side``  how large one of many is      ``entries``, ``bytes``             of the array, of the body
@@ -19,8 +19,8 @@ class Load(NamedTuple):
 
     ``each`` is what every message weighs as it came, ``bare`` without its images and files;
     ``fixed`` what the request weighs without messages, ``own`` what a message of Weir's does, and
-    ``letter`` each byte of a text of Weir's. ``instead`` is what has to hold where this cannot be
-    reached.
+    ``letter`` each byte of a text of Weir's. ``instead`` is the limit to reach where this one
+    cannot be reached.
     """
 
     kind: str

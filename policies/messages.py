@@ -2,8 +2,8 @@
 calls come again.
 
 A :class:`Message` holds what planning needs on every request; what it says, a :class:`Body`, is
-read only when a layer acts, because a request resends hundreds of messages that nobody has to look
-at.
+read only when a layer acts, because a request resends hundreds of messages that need no
+examination.
 
 A *turn* starts at a user message. A *step* is one assistant message with every tool result that
 answers it. A *unit* is a step, or one message outside steps: the smallest thing that may be removed
@@ -58,10 +58,10 @@ def same_call(call: ToolCall) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """``text`` joins by newlines what its speaker says himself, of a result all that it says;
-    ``data`` what else it hands over as text: documents, results of search, blocks that are not
-    known. ``media`` counts parts that are not text, and ``attached`` says in a few words what each
-    is; ``name`` is the speaker's.
+    """``text`` joins the speaker's own words by newlines, for a result all of its text; ``data`` is
+    other content as text: documents, results of search, blocks that are not known. ``media`` counts
+    parts that are not text, and ``attached`` says in a few words what each is; ``name`` is the
+    speaker's.
     """
 
     text: str = ""
@@ -140,7 +140,9 @@ class ToolDefinition:
 
     @property
     def digest(self) -> bytes:
-        """Of the name alone, so that a new wording leaves the edits of a definition in place."""
+        """A digest of the name alone, so that a new wording leaves the edits of a definition in
+        place.
+        """
         return blake2b(
             b"tool:" + self.name.encode(errors="surrogatepass"), digest_size=HASH_SIZE
         ).digest()
@@ -160,8 +162,8 @@ class Transcript:
     it. ``tools`` are the tokens of definitions and response schema, ``priming`` a request's fixed
     overhead, ``memory`` the indices of messages that carry memory. ``by_role`` are the tokens of
     the messages where somebody has added them up, so that a long transcript takes no longer.
-    ``binds``: thinking is valid only behind what stood before it when it was thought. ``size`` are
-    the bytes that the messages came in.
+    ``binds``: thinking is valid only after the content that preceded it originally. ``size`` is the
+    messages' length in bytes as received.
     """
 
     messages: tuple[Message, ...]
@@ -184,18 +186,18 @@ class Transcript:
 
     @cached_property
     def lasting(self) -> Sequence[int]:
-        """The indices of the messages behind the head that are the history: places in it are
-        counted in these.
+        """The indices of the messages after the head that are the history: positions in it count
+        these.
         """
         behind = range(self.head, len(self.messages))
         return behind if not self.floating else tuple(i for i in behind if i not in self.floating)
 
     def place(self, index: int) -> int:
-        """How many messages of the history stand before the message ``index``."""
+        """How many messages of the history precede the message ``index``."""
         return index - self.head if not self.floating else bisect_left(self.lasting, index)
 
     def after(self, length: int) -> int:
-        """The index behind the first ``length`` messages of the history."""
+        """The index after the first ``length`` messages of the history."""
         return self.head if length == 0 else self.lasting[length - 1] + 1
 
     def begins_with(self, length: int, end: bytes) -> bool:
@@ -209,7 +211,7 @@ class Transcript:
 
     @cached_property
     def occurrences(self) -> tuple[int, ...]:
-        """Of each message, how many with the same digest stand before it."""
+        """For each message, how many with the same digest precede it."""
         seen: dict[bytes, int] = {}
         result: list[int] = []
         for message in self.messages:
@@ -288,8 +290,7 @@ class Unit:
 def units(messages: Sequence[Message], start: int = 0) -> tuple[Unit, ...]:
     """The units of ``messages[start:]`` in order; together they cover every message exactly once.
 
-    A result that comes after something else (Responses) holds all that stands between together with
-    its call.
+    A result that comes after something else (Responses) holds everything between it and its call.
     """
     found: list[Unit] = []
     late: dict[str, int] = {}  # calls that nothing has answered yet, and where their step begins
@@ -336,8 +337,8 @@ def last_user(
 
 
 def first_user(transcript: Transcript) -> int | None:
-    """The task: a user's first message, behind those that are tags alone, in which Codex tells of
-    rules and place.
+    """The task: a user's first message, after those that are tags alone, in which Codex states
+    rules and directory.
     """
     users = pairwise((*parse_turn_boundaries(transcript.messages), -1))
     return next(
@@ -398,8 +399,7 @@ def protect(transcript: Transcript, pins: frozenset[bytes] = frozenset()) -> Pro
     current = last_user(messages, without=transcript.floating)
     newest = {current}
     if current and messages[current - 1].is_result:
-        # it steers a turn whose request goes on, or is a client's note that moves on with the next
-        # request
+        # it steers a turn in progress, or is a client's note that moves with the next request
         newest.add(last_user(messages[:current], without=transcript.floating))
     kept = {i for i, m in enumerate(messages) if m.keep or (pins and m.digest[:PIN_SIZE] in pins)}
     return Protection(
@@ -444,10 +444,10 @@ class Run(NamedTuple):
 
 
 def follow_calls(transcript: Transcript, run: Run, *, length: int, most: int) -> Run:
-    """The run after a request whose first ``length`` messages behind the head are known.
+    """The run after a request whose first ``length`` messages after the head are known.
 
     Where ``run`` is not of those, the newest ``most`` steps are read. A user message ends every
-    run: somebody has seen what came of it.
+    run: somebody has seen its result.
     """
     chain = transcript.chain
     messages = transcript.messages

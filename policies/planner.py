@@ -105,12 +105,12 @@ def plan(
 ) -> Flow[Decision]:
     """What to do with one request.
 
-    ``at`` is its time, s of any clock. ``ceiling`` (uncalibrated) is set after an upstream refused
-    what the budget allowed. ``readings`` and ``pages`` are of earlier requests, ``elsewhere`` is
-    what the archive has, ``edits`` what the client asks for; ``unbinds``: no thinking is valid any
-    more; ``loads`` are above what the upstream takes. Raises BudgetUnreachable if what is protected
-    does not fit, BucketExceeded where a full bucket is refused, InvalidConversation for a broken
-    array.
+    ``at`` is its time, seconds of any clock. ``ceiling`` (uncalibrated) is set after an upstream
+    refused what the budget allowed. ``readings`` and ``pages`` are of earlier requests,
+    ``elsewhere`` is what the archive has, ``edits`` what the client requests; ``unbinds``: no
+    thinking is valid any more; ``loads`` are above what the upstream takes. Raises
+    BudgetUnreachable if what is protected does not fit, BucketExceeded where a full bucket is
+    refused, InvalidConversation for a broken array.
     """
     limits = limits or limits_for(settings, budget)
     if edits is not None and edits.native:
@@ -198,7 +198,7 @@ def _recall(
 
 
 def _unbind(work: PlanWork, bounds: Bounds, *, all_of_it: bool) -> Flow[None]:
-    """Thinking is not valid behind what is new: behind a definition that comes first, none is."""
+    """Thinking is not valid after what is new: after a definition that comes first, none is."""
     brings_tool = (
         bounds.settings.recall.tool and not bounds.known.has_removed and work.draft.has_removed
     )
@@ -229,8 +229,8 @@ def standing(transcript: Transcript, known: ConversationState) -> Draft:
 def is_needless(
     transcript: Transcript, known: ConversationState, *, limits: Limits, trend: Trend
 ) -> bool:
-    """Whether everything fits with room to spare without what was decided beyond what is known, and
-    did not before.
+    """Whether everything now fits with room to spare without the decisions beyond the known
+    messages, and did not before.
     """
     settings = limits.settings
     gone = [e.kind for e in known.edits.values() if e.length > known.length]
@@ -304,9 +304,9 @@ def _may_edit(
 
 
 def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> Bounds:
-    """Growth that will soon be too much brings free layers forward. A cold cache makes an edit cost
-    nothing but itself, so a batch that would come soon comes now; not the first one, until which
-    Weir is invisible.
+    """Growth that will soon be too much brings free layers forward. With a cold cache an edit costs
+    nothing extra, so a batch that is due soon runs now; except for the first one, until which Weir
+    is invisible.
     """
     settings = bounds.settings
     tokens = draft.tokens
@@ -319,7 +319,9 @@ def _hurried(bounds: Bounds, grown: Growth, draft: Draft, *, limits: Limits) -> 
 
 
 def _is_repeat(draft: Draft, bounds: Bounds, grown: Growth) -> bool:
-    """What was decided when the same was sent before holds as long as it may be forwarded."""
+    """The decision on the same request sent earlier is reused as long as the result may be
+    forwarded.
+    """
     known = bounds.known
     before = grown.before
     is_last = (before.raw, before.length) == (grown.tokens, len(bounds.transcript.messages))
@@ -338,7 +340,9 @@ def _has_large_new_result(bounds: Bounds) -> bool:
 
 
 def _refuse_hopeless(draft: Draft, bounds: Bounds) -> None:
-    """Before anything is read, where what no layer and no rung can touch is too much alone."""
+    """Refuses before anything is read where the part that no layer and no rung can touch is too
+    large alone.
+    """
     if draft.tokens <= bounds.refused_above or bounds.ceiling is not None:
         return
     guarded = bounds.protection.all
@@ -453,10 +457,10 @@ def _window(draft: Draft) -> tuple[int | None, tuple[Event, ...]]:
 
 
 MIN_NEW = 0.5
-"""What was prepared is prepared anew once it lacks this share of what a batch would summarise anew.
+"""A prepared summary is replaced once it lacks this share of what a batch would newly summarise.
 """
 SOON = 3
-"""Requests before a batch from which on it is prepared: what it will do is not known long before.
+"""How many requests before a batch it is prepared: its content is not known much earlier.
 """
 
 
@@ -473,7 +477,7 @@ def prepare(
     """What the next batch will need of a model, without a text if the model gave none; None if
     nothing is needed.
 
-    What single messages need is asked as well: the answers are kept by what they are about.
+    What single messages need is requested as well: the answers are kept by what they are about.
     """
     layer = compaction_layer(settings)
     if layer is None:
@@ -494,7 +498,7 @@ def prepare(
         if batch is None:
             return None
         early, compacts = batch
-        if not compacts:  # what it asks is asked now: the answers are kept by what they are about
+        if not compacts:  # its questions are sent now: the answers are kept by what they are about
             yield from run_layers(PlanWork(draft), replace(bounds, layer=NO_LAYER, early=early))
             return None
     start = Compact.of(layer.params).tail_start(draft, bounds)

@@ -1,7 +1,7 @@
 """A fold over a conversation's requests: how full the window is, how fast it fills, and what an
-operator should hear.
+operator should learn.
 
-Where all of that calls for nothing, it is the decision on the request too: it passes.
+Where none of that requires action, it also makes the decision on the request: it passes.
 
 Growth is measured on what the client sent: what management took out was not growth, and what it
 leaves in says nothing about how fast the window fills.
@@ -66,8 +66,8 @@ Urgency = Literal["critical", "warning", "normal"]
 
 
 def own_trend(trend: Trend, transcript: Transcript) -> Trend:
-    """The trend that a request goes on from: of a run that begins alike, how it has grown, but not
-    from where.
+    """The trend that a request continues: from a run that begins alike, its growth, but not its
+    starting point.
     """
     is_own = not trend.end or bytes.fromhex(trend.end) in transcript.chain
     return trend if is_own else trend._replace(raw=None, length=0, spike=False)
@@ -145,7 +145,7 @@ def zone_of(level: float, zones: Zones, *, fits: bool = True, rot_guard: bool = 
 
 
 def reads_badly(tokens: int, soft: int | None) -> bool:
-    """Whether there is more than models read well, whatever their window."""
+    """Whether there are more tokens than models read well, whatever their window."""
     return soft is not None and tokens > soft
 
 
@@ -209,8 +209,8 @@ def turns_remaining(used: int, cap: int, rate: float | None) -> float | None:
 
 
 def should_preempt(reading: PressureReading, *, orange_at: float, fits: int) -> bool:
-    """If growth spiked, as much again would reach orange, and once more would not fit: with less
-    than that the layers come in time by themselves.
+    """Whether growth spiked, the same again would reach orange, and once more would not fit: with
+    less growth the layers act in time anyway.
     """
     if not reading.spike:
         return False
@@ -359,8 +359,8 @@ def is_urgent(grown: Growth, *, limits: Limits, tokens: int) -> bool:
     """Whether free layers should run before their trigger: growth spiked and would soon be too
     much, or a bucket that is enforced overflows within a few requests.
 
-    Where buckets only warn, a full one is no reason to act: its share is full for as long as the
-    whole has room.
+    Where buckets only warn, a full one is no reason to act: it may stay full as long as the whole
+    has room.
     """
     if limits.settings.enforce == "bucket" and report_buckets(grown, limits=limits).critical:
         return True
@@ -491,10 +491,10 @@ def _burn_events(grown: Growth, *, limits: Limits) -> Iterator[Event]:
 def passed(
     transcript: Transcript, *, known: ConversationState, limits: Limits, trend: Trend, at: float
 ) -> Decision | None:
-    """The decision on a request that nothing was ever done to and nothing is; None where ``plan()``
-    has to look.
+    """The decision on a request that was never edited and needs no edit; None where ``plan()`` has
+    to look.
 
-    What its client asks for beside it is not looked at.
+    What its client requests in addition is not examined.
     """
     settings = limits.settings
     if (
@@ -538,8 +538,8 @@ def pass_on(transcript: Transcript, grown: Growth, *, limits: Limits) -> Decisio
 def candidates(
     seen: PressureReport, transcript: Transcript, stands: Iterable[int | None]
 ) -> Iterator[Event]:
-    """What eviction would begin with of what ``stands`` as it came, told once when the zone changes
-    (A0.10).
+    """What eviction would begin with among what ``stands`` as received, reported once when the zone
+    changes (A0.10).
     """
     if not any(event.kind == "zone_change" for event in seen.events):
         return

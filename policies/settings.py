@@ -2,8 +2,8 @@
 
 The defaults are the policy ``balanced``, chosen from simulated policies on recorded conversations;
 shares are of *room* (the trigger less what can never be removed), because absolute shares thrash in
-small windows. ``docs/policies.md`` tells what each setting does; here stands what reading it there
-would not tell. A field's metadata is what a configuration may say of it: ``ge``, ``gt``, ``le`` and
+small windows. ``docs/policies.md`` says what each setting does; this module documents what that
+page does not. A field's metadata says what a configuration may contain: ``ge``, ``gt``, ``le`` and
 ``lt`` are its bounds, ``alias`` is its key. ``name`` has no key: it is that of the whole.
 """
 
@@ -183,7 +183,7 @@ class Recall:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether what was removed is brought back by itself for a message that asks for it."""
+        """Whether what was removed is brought back automatically for a message that needs it."""
         return self.auto and self.auto_tokens > 0
 
 
@@ -194,8 +194,8 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdits:
-    """What a client asks to have taken out of its own requests (Anthropic's
-    ``context_management``); tokens.
+    """What a client wants removed from its own requests (Anthropic's ``context_management``);
+    tokens.
 
     ``results_at`` is the size of a request and ``results_over`` the number of results above which
     old results go, at least ``at_least`` tokens of them. ``thinking`` counts the steps of earlier

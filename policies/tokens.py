@@ -2,11 +2,11 @@
 
 Image formulas are the providers' own (OpenAI vision guide, Anthropic vision guide, Gemini media
 resolution). Nothing is ever fetched: what only has an address costs what a typical one costs, and a
-file that is only named counts nothing. Documents and video are rather too small than too large: an
-estimate that is too large would refuse a request that the upstream takes.
+file that is only named counts nothing. Documents and video are estimated too small rather than too
+large: an estimate that is too large would refuse a request that the upstream takes.
 
 :func:`shorten` and :func:`clip` keep the beginning of a text, :func:`clip_middle` both ends of one
-that has to fit, :func:`clip_growing` those of one that is sent again with more behind it, and
+that has to fit, :func:`clip_growing` those of one that is sent again with more appended, and
 :func:`cap_text` is for a tool result above its cap, where a line of JSON says where the archive's
 text goes on: ``next_cursor`` is the byte of its UTF-8 form at which the shown beginning ends::
 
@@ -31,7 +31,7 @@ MIN_KEPT = 16
 MIN_SIDES = 64
 REF_BYTES = 6
 NOTE_TOKENS = 40
-"""What a note of what was left out takes at the most, with its line breaks."""
+"""Maximum tokens of a note on what was left out, with its line breaks."""
 PARTS_OF_A_BATCH = 8
 """A batch of what is cut out of a growing text ends where so many of its parts, at a token a
 letter, are full.
@@ -82,12 +82,12 @@ def clip_middle(text: str, max_tokens: int, *, counter: TokenCounter, ref: str) 
 
 
 def clip_growing(text: str, max_tokens: int, *, batch: float, counter: TokenCounter) -> str:
-    """Both ends of a text within ``max_tokens``, so that the same text with more behind it begins
+    """Both ends of a text within ``max_tokens``, so that the same text with more appended begins
     with what is shown.
 
     Where the middle begins and ends is measured from the text's start, and it grows by ``batch``, a
-    share of the end's room, at a time: until the end is full again nothing is changed in front of
-    what is new. The note names the middle by its own hash (:func:`middle_of`).
+    share of the end's room, at a time: until the end is full again nothing is changed before what
+    is new. The note names the middle by its own hash (:func:`middle_of`).
     """
     kept = max_tokens - NOTE_TOKENS
     head = int(kept * HEAD_SHARE)
@@ -116,7 +116,7 @@ def clip_growing(text: str, max_tokens: int, *, batch: float, counter: TokenCoun
 
 
 def middle_of(text: str, shown: str) -> tuple[str, str] | None:
-    """What :func:`clip_growing` left out of ``text``, behind the name that ``shown`` has for it."""
+    """What :func:`clip_growing` left out of ``text``, under the name that ``shown`` has for it."""
     for note in _GROWING.finditer(shown):
         begins = shown[: note.start()]
         ends = shown[note.end() :]
@@ -468,9 +468,7 @@ def named_file(part: Mapping[str, Any]) -> str:
 def _held(
     part: Mapping[str, Any], keys: Sequence[str], inner: Sequence[str]
 ) -> tuple[Mapping[str, Any], object]:
-    """The object that stands under the first of ``keys``, and the address or base64 in it or in its
-    place.
-    """
+    """The object under the first of ``keys``, and the address or base64 in it or in its place."""
     value = next((found for key in keys if (found := part.get(key))), None)
     if not isinstance(value, Mapping):
         return {}, value

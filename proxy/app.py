@@ -96,7 +96,7 @@ FOLLOWED_EVERY = 30.0
 RENEWED_EVERY = OPEN_FOR / 3
 SIZE_KEPT_EVERY = 3600.0
 MEASURED_EVERY = 60.0
-IN_USE = 600.0  # a conversation that was used so many seconds ago does not go for its size
+IN_USE = 600.0  # a conversation used within this many seconds is not deleted for its size
 
 
 ROUTES = (
@@ -142,7 +142,7 @@ def routes(runtime: Runtime) -> list[BaseRoute]:
 
 
 async def there(_: Request) -> Response:
-    """Claude Code asks so whether anybody is there."""
+    """Claude Code checks this way whether a server is there."""
     return Response(media_type=JSON)
 
 
@@ -175,8 +175,8 @@ HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 class App:
-    """The ASGI application. A managed request at its plain path goes by the router, which would
-    cost it 17 µs.
+    """The ASGI application. A managed request at its plain path bypasses the router, which would
+    cost 17 µs.
     """
 
     def __init__(
@@ -414,8 +414,8 @@ def _preparation(planner: Planner, happened: Callable[[str], None]) -> Preparati
 
 
 def _begin_counting(metrics: Metrics, config: Config) -> None:
-    """Have the counters that alert rules look at begin at 0: of a series that begins at 1 they miss
-    the first event.
+    """Start the counters that alert rules use at 0: in a series that begins at 1 they miss the
+    first event.
     """
     for policy in config.policies:
         for outcome in ("ok", ContextLengthExceeded.code):
@@ -532,7 +532,7 @@ async def _tend(runtime: Runtime) -> None:
 
 
 async def _prune(settings: StoreSettings, store: Store, at: float) -> None:
-    # not by the clock alone: one that has jumped ahead would make everything old
+    # not by the clock alone: a clock that has jumped ahead would make everything old
     now = min(at, await store.newest() or 0.0)
     if settings.retention is not None:
         gone = await store.prune(now - settings.retention, at)
@@ -576,7 +576,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Api:
-    """``managed`` answers what is managed or counted, under whatever name it is asked for."""
+    """``managed`` answers what is managed or counted, whatever name it is requested under."""
 
     def __init__(self, runtime: Runtime, managed: Callable[..., Awaitable[None]]) -> None:
         self._runtime = runtime

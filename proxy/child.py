@@ -1,4 +1,4 @@
-"""A process that is asked and answers by frames: four bytes of length, the rest.
+"""A process that receives requests and answers in frames: four bytes of length, then the content.
 
 It ends as soon as its input is closed, even while it works, so that it never outlives the Weir that
 started it. An operator's function runs in one, because a thread that hangs cannot be ended; its
@@ -31,7 +31,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def python(code: str, *arguments: str, path: Sequence[str] = ()) -> tuple[str, ...]:
-    """The command that runs code where modules are looked for as here, and then in ``path``."""
+    """The command that runs code with this process's module path, followed by ``path``."""
     begin = (
         "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
         "sys.path[:] = json.loads(sys.argv[1]); "
@@ -51,8 +51,8 @@ class ChildProcess:
         pipe = subprocess.PIPE
         loop = asyncio.get_running_loop()
         output = asyncio.StreamReader()
-        # The loop's own way forks, which takes it five times as long: it copies the page tables of
-        # all that Weir holds.
+        # The loop's own way forks, which takes five times as long: it copies the page tables of the
+        # whole process.
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: ASYNC220, S603
         child = cls(process, output)
         pipes = process.stdout, process.stdin
@@ -102,7 +102,7 @@ class ChildProcess:
         return await self._output.readexactly(size)
 
     async def ended_by(self) -> int:
-        """The signal that has ended it, 0 where it was none; one that runs still is killed."""
+        """The signal that ended it, 0 where none did; a running process is killed."""
         await self.end()
         return max(0, -(self._process.returncode or 0))
 
@@ -115,7 +115,7 @@ class ChildProcess:
 
 
 def answering() -> tuple[BinaryIO, Frames]:
-    """Where this process writes its answers, and what it is asked; whatever prints goes to standard
+    """Where this process writes its answers and reads its requests; printed output goes to standard
     error.
     """
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -127,7 +127,7 @@ def answering() -> tuple[BinaryIO, Frames]:
 
 
 def write_frame(output: BinaryIO, frame: bytes) -> None:
-    """Nobody is left to read what a process says whose Weir is gone: it ends without a word."""
+    """No reader is left for a process whose Weir is gone: it ends without output."""
     try:
         output.write(LENGTH.pack(len(frame)) + frame)
         output.flush()
@@ -136,7 +136,7 @@ def write_frame(output: BinaryIO, frame: bytes) -> None:
 
 
 def _read(source: BinaryIO, frames: Frames) -> None:
-    """At the end of the input end the process, whatever it is doing."""
+    """End the process at the end of its input, whatever it is doing."""
     try:
         while header := source.read(LENGTH.size):
             frames.put(source.read(LENGTH.unpack(header)[0]))

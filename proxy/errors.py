@@ -1,5 +1,5 @@
 """What Weir itself may answer, as one tree, the body that OpenAI's clients expect, and no
-credentials in what is said.
+credentials in the messages.
 
 The list is closed. ``code`` is also the label of the error metric; an error has the status, code
 and kind of the one that it is made from where it does not say its own.
@@ -41,9 +41,9 @@ class ProxyError(Exception):
 
     def event(self) -> bytes:
         """The last event of a stream that broke off, in the words and with the code after which
-        clients ask again.
+        clients retry.
 
-        What each of them looks for stands in docs/broken-streams.md.
+        What each of them looks for is listed in docs/broken-streams.md.
         """
         message = f"Connection lost, premature close: {self.message}"
         weir = {**(self.weir or {}), "code": self.code}
@@ -96,14 +96,14 @@ class MethodNotAllowed(InvalidRequest, status=405):
 
 
 class RequestTimeout(InvalidRequest, status=408):
-    """A body did not come in time; what comes of it later is not read."""
+    """A body did not come in time; what arrives later is not read."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"connection", b"close")]
 
 
 class UpgradeRequired(InvalidRequest, status=426):
-    """A WebSocket was asked for."""
+    """A WebSocket was requested."""
 
 
 class Conflict(InvalidRequest, status=409):
@@ -116,7 +116,7 @@ class InvalidAPIKey(
 
 
 class ExpiredAPIKey(InvalidAPIKey):
-    """A key that held until a moment that has passed: whoever sends it does not guess."""
+    """An expired key: its sender is not guessing."""
 
 
 class ModelNotAllowed(
@@ -141,7 +141,7 @@ class RequestTooLarge(ProxyError, status=413, code="request_too_large"):
 
 # the kind is OpenAI's word
 class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requests"):
-    """Too much of one key at once, too many wrong keys."""
+    """Too much from one key at once, or too many wrong keys."""
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -150,16 +150,16 @@ class RateLimited(ProxyError, status=429, code="rate_limit_exceeded", kind="requ
 
 class BudgetExceeded(
     RateLimited, code="insufficient_quota", kind="insufficient_quota"
-):  # OpenAI's words, after which clients do not ask again
+):  # OpenAI's words, after which clients do not retry
     """A hard budget of a key or a team is used up."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        # the SDKs of OpenAI and Anthropic ask twice again otherwise
+        # the SDKs of OpenAI and Anthropic retry twice otherwise
         return [*super().headers(), (b"x-should-retry", b"false")]
 
 
 class Busy(RateLimited, status=503):
-    """Too much of all keys at once."""
+    """Too much from all keys at once."""
 
     @classmethod
     def after(cls, seconds: float) -> "Busy":
@@ -209,7 +209,7 @@ class UpstreamPage(ProxyError, status=502, code="upstream_error_page", kind="api
 
 
 class LoopDetected(ProxyError, status=400, code="loop_detected"):
-    """The request came through Weir already."""
+    """The request has already passed through Weir."""
 
 
 class ShuttingDown(ProxyError, status=503, code="shutting_down", kind="api_error"): ...
@@ -265,7 +265,7 @@ def redact(text: str, *, limit: int = MAX_TEXT_LEN) -> str:
 
 
 def redact_shapes(text: str) -> str:
-    """``text`` without what has the shape of a key, whatever stands before it: for texts that are
-    full of names.
+    """``text`` without what has the shape of a key, whatever precedes it: for texts that are full
+    of names.
     """
     return _SHAPED.sub(REDACTED, text)

@@ -34,7 +34,7 @@ class Runtime:
     """The parts of a running Weir. ``config`` and ``keyring`` are replaced as a whole on reload.
 
     ``without_tools`` are the scopes (origin, model, credential) whose upstream was seen to take no
-    tools; ``policies`` are those that were asked for, by name and mode.
+    tools; ``policies`` are those that were requested, by name and mode.
     """
 
     config: Config

@@ -34,8 +34,8 @@ PRIMING = 3
 PER_MESSAGE = 4
 PER_CALL = 8
 PER_FILE = 765
-"""Tokens of a request, of a message, of a call and of a part that is not text, beside the texts in
-them.
+"""Tokens of a request, of a message, of a call and of a part that is not text, in addition to the
+texts in them.
 """
 LEAST_CACHED = 1_024
 PREFIXES_KEPT = 100_000

@@ -6,7 +6,7 @@ after its first byte: an upstream may say 200 and then, as its first event, that
 fit. Half an event, which is of no use to the client, is waited for.
 
 What an answer said is put together again for the trace, only where message text may be captured,
-and to know the conversation by that answer where its opening does not tell.
+and to know the conversation by that answer where its opening is not enough.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def read_body(receive: Receive, *, limit: int, hold: Hold | None = None) -
     """The whole body. Raises RequestTooLarge above ``limit`` bytes, ClientGone if the client leaves
     meanwhile.
 
-    ``hold`` is told of each part that comes, and may take its time.
+    ``hold`` is called with each part that comes, and may take its time.
     """
     part, more = await read_part(receive, 0, limit=limit)
     if hold is not None:
@@ -182,10 +182,10 @@ def is_stream(answer: Answer) -> bool:
 
 
 def unbuffered(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of a stream, which tell what stands in front of Weir to hold nothing back of it.
+    """The headers of a stream, which tell proxies in front of Weir not to buffer it.
 
-    What the upstream says of it stays: nginx reads ``X-Accel-Buffering``, and what compresses waits
-    for more to come.
+    The upstream's own are kept: nginx reads ``X-Accel-Buffering``, and a compressor waits for more
+    data.
     """
     found = [header for header in headers if header[0] != CACHE_CONTROL]
     said = [value for name, value in headers if name == CACHE_CONTROL and value]
@@ -293,9 +293,9 @@ async def relay_stream(
 ) -> None:
     """Send a stream on, past a ``tap``. Raises Cut if it broke off, or ended in the middle.
 
-    ``explain`` says what the client is told of that, as an event. Without it nothing is added to
-    the stream, which may be anything, or have an encoding. ``begun`` is called when the first piece
-    has come. ``pour`` sends on what follows the opening past ``send``, and returns as
+    ``explain`` gives the event that the client then receives. Without it nothing is added to the
+    stream, which may be anything, or have an encoding. ``begun`` is called when the first piece has
+    come. ``pour`` sends on what follows the opening past ``send``, and returns as
     :meth:`HTTPAnswer.pour`.
     """
     lines = Lines()
@@ -333,8 +333,8 @@ async def relay_stream(
 
 @contextlib.contextmanager
 def to_its_end(tap: StreamTap) -> Iterator[None]:
-    """Around the reading of a stream: raises if that ends before its answer. A break behind the
-    last event is none.
+    """Around the reading of a stream: raises if that ends before its answer. A break after the last
+    event is none.
     """
     broken: Exception | None = None
     try:
@@ -394,7 +394,7 @@ class Listener(msgspec.Struct):
     """Sends an answer on and keeps what went to the client of it, at most 4 MiB.
 
     ``ended`` is waited for before the client gets the piece by which it knows that the answer is
-    whole, ``begun`` is told the first events of a stream before the client has them.
+    whole, ``begun`` is called with the first events of a stream before the client has them.
     """
 
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -484,7 +484,7 @@ _NO_TEXT = frozenset({"role", "begun"})
 
 
 class _Choice(msgspec.Struct):
-    """A choice as far as a stream has told it; its calls by the numbers that they are sent under.
+    """A choice as far as a stream has sent it; its calls by the numbers that they are sent under.
 
     Those of Responses and Messages count texts and thoughts too, so they have gaps.
     """

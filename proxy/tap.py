@@ -68,7 +68,7 @@ def _usage_in(said: Mapping[str, Any]) -> ReportedUsage:
             (asked if name in _OF_PROMPT else answered).update(_counts(found))
     prompt = counts.get("prompt_tokens")
     completion = counts.get("completion_tokens")
-    # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm beside them
+    # OpenAI, OpenRouter and vLLM put them into the details, DeepSeek and litellm next to them
     read = counts.get("cache_read_input_tokens")
     taken = counts.get("cache_creation_input_tokens")
     cached = asked.get("cached_tokens")

@@ -18,7 +18,7 @@ GOAL_SHARE = 0.5
 """What a goal may take of a new window's text where the rest of the state needs the other half."""
 MIN_GOAL = 24
 COUNTED = frozenset({"Open issues", SAID, "Success criteria"})
-"""Sections of which a new window is told how many lines it does not see."""
+"""Sections for which a new window states how many lines it omits."""
 URGENT = ("In progress", "Open issues", SAID, "Success criteria")
 """What a new window needs first after the goal; everything else follows in the order of the
 sections.
@@ -79,17 +79,15 @@ class Checkpoint:
         return replace(self, saved_at=at)
 
     def beside_goal(self) -> "Checkpoint":
-        """The same state for whoever sees the goal anyway: without it, and without the constraints
-        that it holds.
+        """The same state for a reader that sees the goal anyway: without it, and without the
+        constraints in it.
         """
         return replace(
             self, goal="", constraints=tuple(c for c in self.constraints if c not in self.goal)
         )
 
     def is_newer(self, other: "Checkpoint | None") -> bool:
-        """Whether this state may stand in place of ``other``: a higher version, and no earlier
-        window.
-        """
+        """Whether this state may replace ``other``: a higher version, and no earlier window."""
         return other is None or (self.version > other.version and self.window_id >= other.window_id)
 
     def validate(self, *, after: "Checkpoint | None" = None) -> Validity:

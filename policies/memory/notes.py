@@ -1,11 +1,11 @@
-"""Notes on a conversation, and its lists of what is to do: as its tools and people write them, as a
-model takes them.
+"""Notes on a conversation, and its to-do lists: as tools and people write them, as a model takes
+them.
 
-A note has to be of use to somebody who has read nothing else: what, where, under which conditions,
+A note has to be useful to a reader who has read nothing else: what, where, under which conditions,
 which cause. Tools differ in how they give a list: ``todos: [{content, status}]``, ``plan: [{step,
 status}]``, ``todoList: [{title, status}]``, items with a flag ``done``, or one text of Markdown
-checkboxes; some send only what changed (``merge``). An unknown status is *planned*: what nobody
-said was done is not.
+checkboxes; some send only what changed (``merge``). An unknown status is *planned*: only what is
+reported as done is done.
 """
 
 import re
@@ -35,10 +35,10 @@ TOOLS = frozenset(
         "memory_write",
     }
 )
-"""Tools of clients whose newest call holds the list of what is to do, or a note; in lower case."""
+"""Client tools whose newest call holds the to-do list, or a note; in lower case."""
 MIN_REST = 50
 FENCES = frozenset({"note", "notes", "todo", "decision", "adr"})
-"""Words behind three back quotes that begin a note in an answer."""
+"""Words after three back quotes that begin a note in an answer."""
 MAX_NOTE_LEN = 600
 FROM_TOOL = "tool"
 FROM_FENCE = "fence"
@@ -216,7 +216,7 @@ def render_notes(notes: Sequence[Note], *, max_tokens: int, counter: TokenCounte
     """The notes that hold within ``max_tokens``, under a heading a category; empty where there are
     none or no room.
 
-    Critical notes have room before all others; within a category the more important come first,
+    Critical notes are placed before all others; within a category the more important come first,
     then the newer.
     """
     newest_first = _current(notes)[::-1]

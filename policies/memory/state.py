@@ -1,8 +1,8 @@
 """The structured state of a task: read from messages by code as a delta on the last one, then
 merged with what a model adds.
 
-The user's statements stand word for word, a status comes from a list, an issue is the line that a
-tool printed, and decisions and learnings are what a note says. Nothing of it is guessed from the
+The user's statements are kept word for word, a status comes from a list, an issue is the line that
+a tool printed, and decisions and learnings are what a note says. None of it is guessed from the
 words of a language. What a model or another conversation added to the last state that was saved is
 not lost.
 """
@@ -61,10 +61,10 @@ def read_state(
     previous: Checkpoint | None = None,
     readings: Readings | None = None,
 ) -> Checkpoint:
-    """The state of a task after these messages; of messages that ``previous`` has read already
-    nothing is read again.
+    """The state of a task after these messages; messages that ``previous`` has already read are not
+    read again.
 
-    Identifiers are not read here: they are what an extract finds most telling.
+    Identifiers are not read here: an extract ranks them highest.
     """
     base = previous or Checkpoint()
     until = known_until(sources, base.marks)
@@ -124,8 +124,8 @@ _AGAINST = re.compile(r"[,;]? (?:instead of|rather than) ", re.IGNORECASE)
 
 
 def _stated(sources: Sequence[Source]) -> dict[str, list[str]]:
-    """What stands behind a label in what was said, on its line or as a list below; of a model its
-    decisions alone.
+    """What follows a label in a message, on its line or as a list below; from a model only its
+    decisions.
     """
     found: dict[str, list[str]] = {"criteria": [], "environment": [], "decision": []}
     for source in sources:
@@ -253,19 +253,19 @@ def _marks(sources: Sequence[Source], marks: Sequence[str], *, until: int) -> tu
 
 
 # What the user said: whole sentences, byte for byte, in order; a statement never without the later
-# one about the same. They are chosen as an extract is, by how much they tell in this conversation,
-# so that a rule weighs the same in every language. Nothing is declared out of date: the order tells
-# what holds.
+# one about the same. They are chosen as an extract is, by how informative they are in this
+# conversation, so that a rule weighs the same in every language. Nothing is declared out of date:
+# the order shows what holds.
 
 MAX_SENTENCES = 60
 MAX_TOKENS = 1_000
 BYTES_PER_TOKEN = 4
 TOKENS_PER_LINE = 12
-"""Tokens that a line counts beside its own, so that a few words do not outweigh a rule."""
+"""Tokens added to a line's own count, so that a few words do not outweigh a rule."""
 IN_GOAL = 0.5
 """What a sentence counts that the goal holds as well."""
 KNOWN = 2.0
-"""What one counts that has been chosen before: a statement that told much does not give way to the
+"""The factor for one that has been chosen before: an informative statement does not give way to the
 next small talk.
 """
 MIN_TERMS = 2
@@ -336,7 +336,7 @@ def _each_once(items: Sequence[Item]) -> list[Item]:
 
 
 # What is still wrong: the last error of each call that has not succeeded since, by what programs
-# print. An issue is the line that names the error behind the call that showed it:
+# print. An issue is the call that showed the error, followed by the line that names it:
 # ``run_tests(tests/a.py): KeyError: 'x'``.
 
 MAX_ISSUES = 8
@@ -462,7 +462,7 @@ def _message(named: object, values: Mapping[str, object]) -> str:
 
 
 # What holds around a task: directory, branch, files that were written, each with its message. Only
-# what a program reported or a call asked for counts; an answer's words about it do not.
+# what a program reported or a call requested counts; an answer's words about it do not.
 
 MAX_FACTS = 20
 MAX_READ = 4_000
@@ -538,14 +538,14 @@ def _facts_of_call(source: Source) -> Iterator[tuple[str, str]]:
 def previous_state(known: ConversationState, sources: Sequence[Source] = ()) -> Checkpoint | None:
     """The state to go on from: this conversation's own, or the one that it resumed.
 
-    Runs that begin alike may share what is known of them for a while. A state that has read
-    something else where ``sources`` has its own messages is no other run's word here: its numbers
-    are taken on, nothing that it says.
+    Runs that begin alike may share what is known of them for a while. A state that has read other
+    messages than those in ``sources`` is from another run: its numbers are kept, its content is
+    not.
     """
     own = _checkpoint(known.checkpoint)
     resumed = _checkpoint(known.resumed)
     agree, differ, _ = _compared(sources, () if own is None else own.marks)
-    # where nothing agrees, what stands before it all has changed
+    # where nothing agrees, something before all of it has changed
     if own is None or not (agree and differ):
         return own or resumed
     return replace(

@@ -1,8 +1,8 @@
-"""What a compaction keeps of a conversation, looked up without a model, and questions that a model
-is asked about it.
+"""What a compaction keeps of a conversation, looked up without a model, and questions about it for
+a model.
 
 The contexts are what the client sent and what went up instead, both without the head. A question
-that code makes leaves a gap for the value that it asks for.
+that code makes leaves a gap for the requested value.
 """
 
 import re
@@ -61,7 +61,7 @@ MINIMUM = (
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """``later`` are calls that the conversation goes on to make."""
+    """``later`` are calls that the conversation makes later."""
 
     sources: tuple[Source, ...]
     compacted: tuple[MaterialLine, ...]
@@ -192,8 +192,7 @@ class Coverage:
 def coverage_of(
     contexts: Contexts, *, facts: Iterable[Sequence[str]] = (), archived: str = ""
 ) -> Coverage:
-    """Each of ``facts`` is kept if all of its values are; only what the whole context has is
-    wanted.
+    """Each of ``facts`` is kept if all of its values are; only those in the whole context count.
 
     ``archived`` is the text of originals that can be fetched back.
     """

@@ -3,12 +3,12 @@ compares the answers.
 
 A context that is larger than the model's window is read in parts, and the answers from its parts
 are put together. The judge sees a question and two answers as fenced data and never the
-conversation. Code stands above it: an answer that does not say what the whole conversation's says
-is inconsistent, and so is one without a value that is known to belong in it. A verdict is one of
-three words, and ``unknown`` counts neither for nor against.
+conversation. Code overrides it: an answer that differs from the whole conversation's is
+inconsistent, and so is one without a value that is known to belong in it. A verdict is one of three
+words, and ``unknown`` counts neither for nor against.
 
-None of the prompts may hold a word that asks for notes: a model should not take it for a question
-to the summariser.
+No prompt may contain a word that requests notes: a model should not mistake it for a question to
+the summariser.
 """
 
 import re
@@ -116,7 +116,9 @@ class Fidelity:
         )
 
     def score(self, dimension: Dimension | None = None) -> float | None:
-        """Consistent over consistent and inconsistent; None of none: that is no success."""
+        """Consistent over consistent and inconsistent; None where there are none, which is no
+        success.
+        """
         kept = self.count(AnswerVerdict.YES, dimension)
         judged = kept + self.count(AnswerVerdict.NO, dimension)
         return kept / judged if judged else None

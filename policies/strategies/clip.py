@@ -25,16 +25,16 @@ moves no cut.
 
 
 MOST_LEFT = 0.75
-"""Low water for a user's message at the most: a batch is worth the prefix that it costs."""
+"""The highest low water for a user's message: a batch has to be worth the prefix that it costs."""
 
 
 def clip(draft: Draft, bounds: Bounds, *, target: int) -> Draft:
     """The draft with the largest of its newest results, or a user's message that no window could
     hold, cut to fit ``target``.
 
-    A result counts twice its size in the order, since it can be asked for again. A user's message
-    may be one that its client sends again with more behind it: its cut moves in batches, down to
-    low water.
+    A result counts twice its size in the order, since it can be requested again. A user's message
+    may be one that its client sends again with more appended: its cut moves in batches, down to low
+    water.
     """
     edits = dict[int, Edit]()
     tokens = draft.tokens

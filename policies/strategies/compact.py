@@ -1,9 +1,9 @@
-"""``compact``: older history becomes a summary: what code extracts, and beside it a model's notes
+"""``compact``: older history becomes a summary: what code extracts, together with a model's notes
 if one is set.
 
-A model is asked once a batch, or before one: what was prepared after an answer holds wherever the
-history that it covers is still there. :func:`stand_in` is the text of a compaction that the client
-itself asked for.
+A model is called once a batch, or before one: what was prepared after an answer is valid wherever
+the history that it covers is still there. :func:`stand_in` is the text of a compaction that the
+client itself requested.
 """
 
 import math
@@ -36,11 +36,11 @@ from policies.text.extract import extract
 from policies.text.segments import sources_of, voices
 
 SLACK = 8
-"""Tokens that a text may take more within a fence than by itself."""
+"""Additional tokens that a text may take within a fence."""
 
 
 LISTS = 0.25
-"""Share of the extract that lists of what is to do, and notes, may take."""
+"""Share of the extract that to-do lists and notes may take."""
 
 
 MIN_STEP = 200
@@ -61,7 +61,9 @@ MAX_NOTE = 2_000
 
 SMALL_WINDOW = 4_096
 """Tokens of a window up to which no model writes notes: all of its room is the extract's."""
-"""What of its share the summary has where the newest step alone fills what a batch should leave."""
+"""The part of its share that the summary gets where the newest step alone fills what a batch should
+leave.
+"""
 
 
 FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may have sixty of them
@@ -69,13 +71,13 @@ FEWEST_TURNS = 2  # fewer, and steps are counted instead: one user message may h
 
 STAND_IN = 0.25
 MIN_STAND_IN = 500
-"""What stands for a whole conversation: a share of what it stands for, and the tokens that it may
+"""The size of a whole conversation's summary: a share of the original, and the tokens that it may
 always take.
 """
 
 
 MIN_SUMMARY = 100
-"""Tokens, its heading included, from which a summary says anything."""
+"""Minimum tokens of a useful summary, its heading included."""
 
 
 MIN_ROOM = 2_000
@@ -85,7 +87,7 @@ MAX_LIST_LEN = 12
 
 
 MAX_NOTES = 2_000
-"""Tokens of the notes that tools and people took, in a summary."""
+"""Tokens in a summary for the notes that tools and people took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class SummaryDraft:
     """A summary in words that covers the first ``covers`` messages after the head.
 
     ``origin`` says how it came about: ``previous``, ``prepared``, ``model``, or empty for none;
-    ``failure`` why a model that was asked gave nothing.
+    ``failure`` why a model that was called gave nothing.
     """
 
     text: str = ""
@@ -110,7 +112,7 @@ class Compact(Strategy):
 
     The tail is whole units from the end: ``keep_messages``, ``keep_turns``, what is left if
     ``evict_pct`` percent go, or else a share of room. The newest step always stays; only where it
-    does not fit beside the summary are its results cut. The extract is made anew from the originals
+    does not fit with the summary are its results cut. The extract is made anew from the originals
     at every batch, so that nothing drifts.
     """
 
@@ -123,7 +125,7 @@ class Compact(Strategy):
     prepared: bool = flag()
 
     def run(self, draft: Draft, bounds: Bounds, *, share: float = 1.0) -> Flow[Draft]:
-        """The draft with a summary; ``share`` of the room is for what stands there afterwards."""
+        """The draft with a summary; ``share`` of the room is for what remains afterwards."""
         transcript = draft.transcript
         head = draft.transcript.head
         current = bounds.protection.current
@@ -190,7 +192,7 @@ class Compact(Strategy):
         head = draft.transcript.head
         units = [unit.start for unit in bounds.transcript.steps]
         newest = min(bounds.protection.active, default=len(messages))
-        if self.keep_messages is not None:  # rounded out to the unit that the first one stands in
+        if self.keep_messages is not None:  # rounded out to the unit that contains the first one
             wanted = len(messages) - self.keep_messages
             return min(newest, max((start for start in units if start <= wanted), default=head))
         if self.keep_turns is not None:
@@ -206,7 +208,7 @@ class Compact(Strategy):
 
 
 def _tail_within(draft: Draft, bounds: Bounds, newest: int, share: float) -> int:
-    """What the shape says; but all that fits of a user's turn that came after what is known, as
+    """The shape's value; but all that fits of a user's turn that came after the known messages, as
     aider's files do.
     """
     tokens = draft.tokens_by_index()
@@ -237,9 +239,10 @@ def _told(
     covers: int,
     share: float,
 ) -> Flow[tuple[SummaryDraft, int]]:
-    """The model's summary and the version of the batch; the state is saved before a model is asked.
+    """The model's summary and the version of the batch; the state is saved before a model is
+    called.
 
-    Where nobody may wait it is the note that was there before.
+    Where the request may not wait, it is the earlier note.
     """
     version = bounds.known.next_version
     waits = bounds.settings.summaries.wait > 0
@@ -256,8 +259,8 @@ def _told(
 def _extract_budget(draft: Draft, bounds: Bounds, start: int, share: float) -> int:
     """Tokens of the summary: what the tail leaves of low water, within the shape's share of room.
 
-    Where that is more than the limit leaves, what it leaves: a harder try would keep a quarter of
-    all.
+    Where that is more than the limit leaves, what it leaves: a harder attempt would keep only a
+    quarter.
     """
     most = share * bounds.shape.extract * bounds.room
     tail = sum(
@@ -276,7 +279,7 @@ def _cost(text: str, bounds: Bounds) -> int:
 
 
 def tokens_around(bounds: Bounds, *, gone: int) -> int:
-    """Tokens of a summary beside what it says."""
+    """Tokens of a summary in addition to its content."""
     least = render_summary("-", removed=gone, back=way_back_in(bounds))
     return MESSAGE_OVERHEAD + bounds.counter.count(least) + SLACK
 
@@ -350,7 +353,7 @@ def _summary_cut(
 
 
 def _cuts(draft: Draft, bounds: Bounds, found: list[int], *, beside: int) -> dict[int, Edit]:
-    """The edits that cut these results beside a summary; what small ones leave over, larger ones
+    """The edits that cut these results next to a summary; what small ones leave over, larger ones
     may take.
     """
     tokens = draft.tokens_by_index()
@@ -485,8 +488,8 @@ def origin_of(told: SummaryDraft, *, earlier: Cut | None) -> str:
 
 
 def standing_lists(state: Checkpoint, bounds: Bounds, *, most: int, visible: Sequence[str]) -> str:
-    """What is left to do and the notes that were taken, within ``most`` tokens; nothing that can be
-    seen anyway.
+    """What is left to do and the notes that were taken, within ``most`` tokens, without what is
+    visible anyway.
     """
     shown = "\n".join(visible)
     tasks = [

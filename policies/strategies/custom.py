@@ -14,8 +14,8 @@ OWN_WORDS = frozenset({EditKind.REASONING, EditKind.MEDIA})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom(Strategy):
-    """The function at ``path`` (``module:function``) has ``seconds`` to say what of the array
-    stays.
+    """The function at ``path`` (``module:function``) has ``seconds`` to choose what stays in the
+    array.
 
     What is protected stays; an answer that an upstream would reject, or that saves nothing, changes
     nothing.

@@ -1,4 +1,4 @@
-"""``dedupe``: a result that a newer one repeats or replaces points at that."""
+"""``dedupe``: a result that a newer one repeats or replaces refers to the newer one."""
 
 from policies.draft import Bounds, Draft, Strategy
 from policies.ledger import Edit, EditKind

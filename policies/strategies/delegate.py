@@ -1,5 +1,5 @@
-"""``delegate``: very large results that nothing refers to are read apart, for what they were asked
-for.
+"""``delegate``: very large results that nothing refers to are read separately, for the question
+that they answer.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ from policies.strategies.rewrite import RewriteTask, condense_each, may_ask, rea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegate(Strategy):
-    """Very large results that nothing refers to are read apart for their task, and a report takes
-    their place.
+    """Very large results that nothing refers to are read separately for their task, and a report
+    replaces them.
 
     A result is delegated only if no later message uses it and it takes ``least`` (a share of W, or
     tokens from 1 on).

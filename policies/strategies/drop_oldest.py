@@ -30,8 +30,8 @@ class DropOldest(Strategy):
     """The oldest units go with a note, as many as it takes to reach the layer's target.
 
     At the least ``fraction`` of the turns goes, rounded up; the ``recent`` newest messages and
-    system messages stay. As the last rung it drops a summary with what that stands for; as a layer
-    it keeps one and adds the note to it.
+    system messages stay. As the last rung it drops a summary with what that covers; as a layer it
+    keeps one and adds the note to it.
     """
 
     name = "drop_oldest"
@@ -58,7 +58,7 @@ class DropOldest(Strategy):
             return draft
         stays = [i for i in range(head, start) if i in spared]
         note = REMOVED.format(count=start - head - len(stays), ref=ref_at(draft, start))
-        # a layer carries no notes of a model on, so that the next ones tell of what it drops too
+        # a layer carries no model notes on, so that the next ones cover what it drops too
         narrative = active.narrative if active is not None and not is_layer else ""
         text = _under(carried, note)
         cut = cut_at(

@@ -1,7 +1,7 @@
-"""``evict``: old results leave what was asked, the finding in a line, and where the full text is.
+"""``evict``: old results are reduced to the call, the finding in a line, and where the full text
+is.
 
-What a client marks as the first to go, and what it asks to have cleared itself, goes in the same
-way.
+What a client marks as the first to go, and what it itself wants cleared, goes in the same way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,8 +51,8 @@ def evict_marked(draft: Draft, bounds: Bounds) -> Draft:
 
 
 def clear_results(draft: Draft, bounds: Bounds, edits: ClientEdits) -> Draft:
-    """The draft without the tool results that its client asks to have cleared; as it was where too
-    little would go.
+    """The draft without the tool results that its client wants cleared; unchanged where too little
+    would go.
     """
     messages = draft.transcript.messages
     guarded = bounds.protection.all
@@ -85,8 +85,8 @@ class Evict(Strategy):
     """Old results leave a placeholder.
 
     Without a ``scorer`` the oldest and largest go first, and the newest, worth half of what low
-    water holds, stay. With one (``given`` are its own parameters) what it says is worth least goes.
-    The task, the newest and brief words of the user never go, nor the assistant's.
+    water holds, stay. With one (``given`` are its own parameters) the lowest scores go. The task,
+    the newest and brief words of the user never go, nor the assistant's.
     """
 
     name = "evict"

@@ -18,7 +18,7 @@ class IngestCap(Strategy):
 
     What was sent in full before is shortened only in a batch, so that the sent prefix stays. What
     nobody has read may take more than its share where it can be left whole: there is room, or there
-    is beside a summary of what is older.
+    would be after summarising what is older.
     """
 
     name = "ingest_cap"
@@ -46,7 +46,7 @@ def cap_results(draft: Draft, bounds: Bounds, *, new_only: bool) -> Draft:
         if p.index is not None and p.index >= first_new and transcript.messages[p.index].is_result
     ]
     unread = {i: p.tokens for i, p in found if new_only or i in bounds.protection.active}
-    # where what is unread fits beside what stays, what is older makes way
+    # where the unread result fits next to what stays, older content makes room
     has_room = (
         draft.tokens <= bounds.trigger or bounds.fixed + sum(unread.values()) <= bounds.hard_limit
     )
@@ -78,7 +78,7 @@ def _capped(
         return None
     counter = bounds.counter
     trimmed, found = without_fields(text_at(bounds, index), names)
-    # which fields are missing is said where that is worth its tokens
+    # the missing fields are named where that is worth its tokens
     named = "\n" + json.dumps({"left_out": list(found), "ref": ref}, ensure_ascii=False)
     for line in (named, "") if found else ("",):
         shown = f"{trimmed}{line}"

@@ -1,7 +1,7 @@
 """A policy's layers at work on one request, and the rungs below them.
 
 A layer runs only while the draft is above its target. What it did is kept if it achieved what the
-layer asks for (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from
+layer requires (``min_savings``, ``must_reach``), else dropped, so that the next layer starts from
 where it started. If the layers do not get the request under what may be forwarded, the rungs do:
 the same compaction once more with a quarter of the room, a new window, the oldest units dropped
 with a note, the middle of the newest message clipped.
@@ -157,7 +157,7 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         strategy = kind.of(layer.params)
         prunable = strategy.scan(draft, at_work)
         if prunable and not _pays(layer, draft.tokens, draft.tokens - prunable, at_work):
-            # not even if nothing were left of what it may take
+            # not even by removing everything that it may take
             work.take(layer, draft, kept=False, prunable=prunable)
             continue
         done = yield from strategy.run(draft, at_work)
@@ -165,7 +165,7 @@ def run_layers(work: PlanWork, bounds: Bounds) -> Flow[None]:
         if reason:
             done = replace(done, reason="")
         if done is draft and layer.at == 0 and not reason:
-            continue  # it looks at every request, and had nothing to do
+            continue  # it examines every request, and had nothing to do
         kept = _pays(layer, draft.tokens, done.tokens, at_work)
         work.take(layer, done, kept=kept, reason=reason, prunable=prunable)
         if kept and layer.must_reach is not None and bounds.soft_fits(done.tokens):

@@ -1,9 +1,9 @@
-"""A request is brought within what its upstream takes beside tokens: images, entries of the array,
-bytes.
+"""A request is brought within its upstream's limits other than tokens: images, entries of the
+array, bytes.
 
 The oldest images and files become references first, then old messages are compacted, or dropped
 where a policy does not compact. Each is a batch: it ends at low water, so that not every request
-makes one. Where nothing of that is enough everything stays, and the upstream says so itself.
+makes one. Where none of that is enough nothing is changed, and the upstream refuses the request.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ from policies.strategies.media import without_media
 
 WITHOUT_MEDIA = 0.75
 COMPACTED = 0.5
-"""Shares of what may be sent at which a batch ends."""
+"""Shares of the limit at which a batch ends."""
 SUMMARY_SHARE = 0.1
-"""Of what may be sent that is kept free for a summary."""
+"""The share of the limit that is kept free for a summary."""
 
 
 def lighten(work: PlanWork, bounds: Bounds, loads: tuple[Load, ...]) -> Flow[None]:

@@ -21,8 +21,7 @@ class RetireMedia(Strategy):
     """Old images, recordings and files leave a line that says what they were and where the original
     is.
 
-    The ``keep`` newest messages that carry any stay: what is not sent any more cannot be looked at
-    again.
+    The ``keep`` newest messages that carry any stay: what is no longer sent cannot be viewed again.
     """
 
     name = "media"
@@ -47,7 +46,7 @@ class RetireMedia(Strategy):
 
 def without_media(bounds: Bounds, index: int) -> Edit | None:
     """The edit that leaves a line for each image or file of message ``index``; None where they
-    cannot be told apart.
+    cannot be distinguished.
     """
     body = bounds.transcript.read(index)
     ref = bounds.transcript.messages[index].ref

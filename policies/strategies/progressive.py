@@ -1,4 +1,4 @@
-"""``progressive``: what was said long ago is said in fewer words, by age."""
+"""``progressive``: old messages are shortened in steps, by age."""
 
 import re
 from dataclasses import dataclass, replace
@@ -22,28 +22,28 @@ from policies.text.gist import gist
 from policies.tokens import TokenCounter
 
 SHARES = (1.0, 0.30, 0.05, 0.01)
-"""By level, the share of what was said that stays."""
+"""By level, the share of the original that stays."""
 
 
 MIN_TITLE = 10
 
 
 MIN_ASKED = 16
-"""Tokens that a model has for a title at the least: names are cut otherwise."""
+"""Minimum tokens that a model has for a title: with fewer, names are cut."""
 
 
 WORTH_IT = 0.6
-"""The share of what stands there now that a level must not be above: a short message says little
-without its words.
+"""The maximum size of a level as a share of the current text: a short message says little without
+its words.
 """
 
 
 LONG = 200
-"""Tokens of a user's message that may be cut to its telling sentences."""
+"""Tokens of a user's message that may be cut to its most informative sentences."""
 
 
 WORTH_ASKING = 200
-"""Tokens of a message from which on a model is asked; of a shorter one code says as much."""
+"""Tokens of a message from which on a model is called; for a shorter one code says as much."""
 
 
 REPLACES = SHORTENED | {EditKind.SUMMARY, EditKind.DELEGATE, EditKind.PROGRESSIVE}
@@ -54,12 +54,11 @@ _LEVEL = re.compile(r"\[weir: level ([123]), [^\[\]]{1,80}\]\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressive(Strategy):
-    """What was said long ago takes about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a
-    title.
+    """Old messages take about 30 %, after ``l1_until`` steps 5 %, after ``l2_until`` a title.
 
     Levels move only when the layer runs, so that the sent prefix stays between two batches. Calls
-    stay. What a user said is never put in other words: of a long message the telling sentences
-    stay, at level 1 at the least.
+    stay. What a user said is never put in other words: of a long message the most informative
+    sentences stay, at level 1 at the least.
     """
 
     name = "progressive"
@@ -103,9 +102,7 @@ class Progressive(Strategy):
 
 
 def level_now(piece: PlannedMessage) -> int:
-    """The level at which a message stands in the array; 3 where something else stands in
-    its place.
-    """
+    """The level of a message in the array; 3 where something else replaces it."""
     if piece.text is None:
         return 0
     if piece.kind not in REPLACES:

@@ -13,11 +13,11 @@ CLEARED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune(Strategy):
-    """Results beyond the newest ``protect`` tokens are cleared together, if that gains more than
+    """Results beyond the newest ``protect`` tokens are cleared together, if that frees more than
     ``minimum``.
 
-    The latest ``skip_turns`` turns are not added up. ``straddle`` says what becomes of the result
-    in which ``protect`` ends.
+    The latest ``skip_turns`` turns are not counted. ``straddle`` says what becomes of the result in
+    which ``protect`` ends.
     """
 
     name = "prune"

@@ -26,9 +26,9 @@ _WORD = re.compile(r"[^\W_]{2,}|\d")
 class PruneTools(Strategy):
     """The least used definitions go: first those never called, then those called longest ago.
 
-    What the newest user message speaks of goes last. ``steps`` newest steps count as use; of the
-    never called ``top_k`` are kept. What is left out is decided once: the tools stand in front of
-    all that the provider's cache could hold. Never left out are a tool that the request names, one
+    What the newest user message mentions goes last. ``steps`` newest steps count as use; of those
+    never called, ``top_k`` are kept. What is left out is decided once: the tools precede everything
+    that the provider's cache could hold. Never left out are a tool that the request names, one
     whose call is in the history that is sent, and the last one.
     """
 

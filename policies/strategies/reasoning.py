@@ -14,9 +14,9 @@ class Reasoning(Strategy):
     """Thinking of earlier turns is left out of assistant messages that are ``ttl`` steps old; text
     and calls stay.
 
-    It stays in every message after the last thing that the user said, because servers refuse or
-    degrade a tool loop whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed
-    blocks), and where nothing else is said.
+    It stays in every message after the user's last message, because servers refuse or degrade a
+    tool loop whose thinking is missing (DeepSeek, Kimi, MiniMax, Anthropic's signed blocks), and
+    where nothing else is said.
     """
 
     name = "reasoning"
@@ -27,7 +27,7 @@ class Reasoning(Strategy):
         steps = step_numbers(transcript.messages)
         read = transcript.read
         users = [i for i, message in enumerate(transcript.messages) if message.role == "user"]
-        # results that stand in the user role are no new turn
+        # results in the user role are no new turn
         end = next((i for i in reversed(users) if read(i).whole.strip()), 0)
         edits: dict[int, Edit] = {}
         for index, piece, message in touchable(draft, bounds):
@@ -44,12 +44,11 @@ class Reasoning(Strategy):
 
 
 def leave_out_unbound(draft: Draft, bounds: Bounds, *, all_of_it: bool = False) -> Draft:
-    """The draft without the thinking that stands behind the first thing that is new in it, or
-    without any.
+    """The draft without the thinking that follows its first new element, or without any.
 
-    The newest Claude models sign a thought for what stood before it, and refuse it behind anything
-    else (platform.claude.com, "Preserved thinking"). What they think from now on is valid as long
-    as the edits hold.
+    The newest Claude models sign a thought for what preceded it, and refuse it after anything else
+    (platform.claude.com, "Preserved thinking"). What they think from now on is valid as long as the
+    edits hold.
     """
     same = 0
     if not all_of_it and not draft.tool_edits:

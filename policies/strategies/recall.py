@@ -1,13 +1,12 @@
-"""What left the window and the newest user message asks for: found by its words, quoted word for
-word.
+"""What left the window and the newest user message needs: found by its words, quoted word for word.
 
 Every message is cut into passages of a few sentences. A word of the question weighs by its rarity
 in this conversation, so no language has to be known; words match in other forms too, by their
 beginning or without it. A passage is worth the words that it shares with the question and, less,
-those of its neighbours, so that an answer is found by the question in front of it; where the
-question is about an earlier request, what the assistant said to that is worth a share of the
-request's words. Nothing is brought where too little of the question's weight stands in any one
-place that the model does not see anyway, or no more than in what it sees.
+those of its neighbours, so that an answer is found by the question before it; where the question is
+about an earlier request, what the assistant said to that is worth a share of the request's words.
+Nothing is brought back where no single place outside the model's view has enough of the question's
+weight, or no more than in what it sees.
 """
 
 import math
@@ -31,19 +30,19 @@ from policies.text.segments import words as words_of
 HEADING = "[weir: brought back from what was removed]"
 MIN_TOKENS = 120
 ROOM_PARTS = 5
-"""Of what a request may hold beside what is fixed, of which one is for what is brought back."""
+"""Divisor of the room beyond what is fixed: one part is for what is brought back."""
 MAX_QUESTION_LEN = 8_000
 MAX_TERMS = 40
 MAX_MESSAGES = 40
-"""Messages whose passages are looked at; the others have less of the question."""
+"""Messages whose passages are examined; the others match the question less."""
 WIDE = 0.4
 LEAST_WIDE = 100
-"""Bytes up to which sentences of a message stand together: a share of the tokens there is room for.
+"""Bytes up to which sentences of a message stay together: a share of the tokens there is room for.
 """
 LONG = 400
 BEGINNING = 0.6
 INSIDE = 0.5
-"""What another form of a word is worth: one that begins like it, one that has its inside."""
+"""The weight of another form of a word: with the same beginning, with the same inside."""
 IDENTIFIER = 2.0
 COMMON = 0.3
 """Rarity of a word under which other forms of it are not looked for."""
@@ -55,27 +54,26 @@ OTHERS = 0.9
 STRENGTH = 0.3
 STRENGTH_OF_STATEMENT = 0.8
 """Least squared rarity that a passage has to share with a question, or with another message; one
-word that stands nowhere else has 1.
+word that occurs nowhere else has 1.
 """
 SHARE_OF_QUESTION = 0.10
 SHARE_OF_STATEMENT = 0.28
-"""Least share of the newest message's weight that a passage has to hold: of one that ends as a
-question, of another.
+"""Minimum share of the newest message's weight that a passage has to hold: for a message that ends
+as a question, and for others.
 """
 ANSWERED = 0.5
 MEANT = 0.2
-"""What of a request of the user's holds for what came of it, if the newest message is about that
-request: the passage of his that shares most, and at least so much of the newest message's squared
+"""The share of a user's request that counts for its answer, if the newest message is about that
+request: the user's passage that shares most, and at least this much of the newest message's squared
 rarity.
 """
 ENOUGH = 0.2
-"""Share of the best passage's worth from which on others are brought, too; more if the model sees
-the best one.
+"""Share of the best passage's worth from which on others are brought back too; more if the model
+sees the best one.
 """
 ENOUGH_BESIDE = 0.5
 TOLD = 0.95
-"""Share of the strength of what the request says of the question already that a passage has to
-have.
+"""Minimum strength of a passage, as a share of the strength that the request already has.
 """
 REVISES = 0.5
 BRIEF = 16
@@ -83,13 +81,13 @@ BRIEF = 16
 are.
 """
 MAX_REPLY = 2
-"""Passages that an answer to a proposal has."""
+"""Maximum number of passages in an answer to a proposal."""
 LABEL = 5
 MAX_RANKED = 1_000
-"""Passages, the best, of which is looked for what was said later."""
+"""Number of best passages for which later statements are searched."""
 MAX_HELD = 24 << 20
 SIZE = 8
-"""Bytes that a character takes, words included, and passages, which only some messages have."""
+"""Bytes for each character, words included, and for passages, which only some messages have."""
 
 
 class Elsewhere(NamedTuple):
@@ -101,7 +99,7 @@ class Elsewhere(NamedTuple):
 
 class Passage(NamedTuple):
     """The characters from ``start`` to ``end`` of a message, its sentences, the marks of its words,
-    and whether whole sentences stand at its ends.
+    and whether it begins and ends with whole sentences.
     """
 
     start: int
@@ -157,9 +155,7 @@ def page(text: str) -> MessagePage:
 
 
 def _marks(words: Iterable[str]) -> frozenset[str]:
-    """What words are found by: themselves, how they begin, and how they go on behind two
-    letters.
-    """
+    """What words are found by: themselves, how they begin, and how they go on after two letters."""
     found = set[str]()
     for word in set(words):
         found.add(word)
@@ -318,7 +314,7 @@ class _Place:
     strength: float
     worth: float = 0.0
     told: float = 0.0
-    """Strength of what of it the request holds already."""
+    """Strength of the part of it that the request already holds."""
 
     @property
     def key(self) -> tuple[int, bool, int]:
@@ -346,7 +342,7 @@ def recall(
         return draft
     edit = bounds.edited(current, text, EditKind.RECALL)
     known = bounds.known.edits.get(edit.key)
-    # behind another history, where it stays
+    # after another history, where it stays
     if known is not None and known.kind is EditKind.RECALL:
         edit = replace(edit, digest=edit.chain, occurrence=0)
     return draft.with_edits({current: edit})
@@ -364,12 +360,14 @@ def may_recall(draft: Draft, bounds: Bounds) -> bool:
 
 
 def is_crowded(draft: Draft, bounds: Bounds) -> bool:
-    """Whether what the newest message asks for would have no room beside what the request holds."""
+    """Whether what the newest message needs would have no room in addition to what the request
+    holds.
+    """
     return may_recall(draft, bounds) and _room(draft, bounds) < MIN_TOKENS
 
 
 def with_room(bounds: Bounds) -> Bounds:
-    """Bounds for a summary beside which what is asked for has room; the same where it never has."""
+    """Bounds for a summary that leaves room for what is needed; unchanged where none could."""
     wanted = _most(bounds)
     shape = bounds.shape
     if wanted < MIN_TOKENS:
@@ -447,7 +445,7 @@ def _messages(draft: Draft, current: int, pages: Pages) -> Iterator[_ReadMessage
 def _candidates(
     read: Sequence[_ReadMessage], strengths: Sequence[float], liked: Collection[int]
 ) -> list[_ReadMessage]:
-    """The messages that have most of the question, and those that follow them: an answer may repeat
+    """The messages that match the question most, and those that follow them: an answer may repeat
     no word of it.
     """
     best = sorted(range(len(read)), key=lambda n: -strengths[n])[:MAX_MESSAGES]
@@ -517,8 +515,8 @@ def _strength_of(sentences: Sequence[tuple[int, int]], text: str, terms: Sequenc
 
 
 def _credit_answers(places: Sequence[_Place], whole: float) -> None:
-    """An answer need not say any of the words that were asked: the less of what is asked now stands
-    in the request, the more is looked for in what the assistant said right after it.
+    """An answer may contain none of the question's words: the less of the current question is in
+    the request, the more is searched in what the assistant said right after it.
     """
     request = max(
         (p for p in places if p.read.role == "user"), key=lambda p: p.strength, default=None
@@ -571,8 +569,8 @@ def _tells(place: _Place, words: Collection[str]) -> bool:
 
 
 class _Later:
-    """What the user said later about the same, and next if brief; of what the assistant said his
-    answer to it.
+    """What the user said later about the same, and next if brief; for an assistant's passage, the
+    user's answer to it.
     """
 
     def __init__(self, places: Sequence[_Place], terms: Sequence[_Term]) -> None:

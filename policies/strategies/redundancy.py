@@ -1,5 +1,5 @@
-"""Which results can be spared: whose identifiers nobody came back to, and what others say nearly
-the same.
+"""Which results can be spared: whose identifiers were not used again, and whose content others
+nearly repeat.
 
 An identifier is a path, a symbol, a URL, an id, a number or a quoted string. One that the model
 knew before it saw the result (from the system text, the user, or its own call's arguments) is no
@@ -7,10 +7,10 @@ evidence, nor are the whole numbers from 0 to 10. Paths are compared by their en
 listing's ``client.ts`` is used by ``read src/api/client.ts``. The time is linear in the texts,
 because a use counts for the newest :data:`HOLDERS` results that hold the identifier (ours).
 
-Whether two texts are alike is somebody else's answer. A result is compared with at most
+Whether two texts are alike is decided elsewhere. A result is compared with at most
 :data:`NEIGHBOURS` of the :data:`LOOK_BACK` results of the same tool before it, if the shorter has
 at least half the length of the longer, and never more than :data:`MAX_PAIRS` pairs in all, the
-newest first (all ours). Equal texts need no asking.
+newest first (all ours). Equal texts need no comparison.
 """
 
 import json
@@ -221,8 +221,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Texts by message index; those that are ``equal``, and ``pairs`` to be asked about, the older
-    one first.
+    """Texts by message index; those that are ``equal``, and ``pairs`` to be compared by a model,
+    the older one first.
     """
 
     texts: Mapping[int, str]
@@ -264,8 +264,8 @@ def merge(
 ) -> tuple[Merge, ...]:
     """By index: texts linked by a similarity above ``threshold``; in each set the latest stays.
 
-    Links chain: a poll like the one after it joins the last of the row although the two may differ
-    by now.
+    Links chain: a poll similar to the next one joins the last of the series, although the two may
+    differ by then.
     """
     alike = [*found.equal, *(p for p in found.pairs if similarities.get(p, 0.0) > threshold)]
     sets = sorted(_joined(alike), key=lambda members: members[-1])

@@ -1,9 +1,9 @@
 """Content is put in shorter words, always made anew from what was said, so that nothing drifts.
 
 A layer says which messages (:class:`RewriteTask`), in which order, and how short. The tasks are
-done in that order until the draft is at the layer's target, those that a model is asked about side
-by side. What does not save a tenth of what is there now is not taken. The archive's key of the
-original follows the text.
+done in that order until the draft is at the layer's target, those that need a model concurrently.
+What does not save a tenth of the current text is not taken. The archive's key of the original
+follows the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ MAX_ROUNDS = 4
 
 
 FAULTS = REASONS.keys() | {"refusal", "tool_call", "no_room", "nothing"}
-"""Failures of one answer; any other is one of whoever is asked, who is then asked no more."""
+"""Failures of one answer; any other is the model's, which is then not called again."""
 
 
 TOO_LITTLE = "not_smaller"
@@ -48,12 +48,12 @@ EXTRACT = "extract"
 class RewriteTask:
     """One message to be put in shorter words.
 
-    ``allowed`` is the most tokens of the text, ``tail`` stands behind it and is not counted. A
-    model, if it ``asks`` one, is asked ``prompt`` about ``lines`` for ``task``; ``key`` is the
-    question's address, by content. ``plain`` writes otherwise: nothing where that would not be good
-    enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is shorter
-    at all. ``original`` are the tokens of what was said and ``standing`` of what is left if the
-    text is not taken, the message's own where they are None.
+    ``allowed`` is the most tokens of the text, ``tail`` is appended to it and is not counted. A
+    model, if it ``asks`` one, receives ``prompt`` about ``lines`` for ``task``; ``key`` is the
+    question's address, by content. ``plain`` writes it otherwise, or nothing where that would not
+    be good enough. A longer text is cut to ``allowed`` if that is ``hard``, and then taken if it is
+    shorter at all. ``original`` are the tokens of what was said and ``standing`` of what is left if
+    the text is not taken, the message's own where they are None.
     """
 
     index: int
@@ -96,7 +96,7 @@ def condense_each(draft: Draft, bounds: Bounds, jobs: Sequence[RewriteTask]) -> 
         failures += refused
         told = [text.failure for job, text in zip(batch, texts, strict=True) if job.asks]
         if told and all(told) and FAULTS.isdisjoint(told):
-            asking = False  # nobody answers: code does the rest
+            asking = False  # no model answers: code does the rest
     return (
         replace(draft, reason=failures[0]) if failures and draft.tokens > bounds.target else draft
     )

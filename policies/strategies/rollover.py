@@ -1,5 +1,5 @@
-"""``rollover``: a new window begins with the state of the task, as does a conversation that goes on
-from another.
+"""``rollover``: a new window begins with the state of the task, as does a conversation that
+continues another.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ MIN_RESUMED = 60
 
 
 class Rollover(Strategy):
-    """A new window: the state of the task in place of all history but the step that is open."""
+    """A new window: the state of the task in place of all history except the open step."""
 
     name = "rollover"
     costs = True

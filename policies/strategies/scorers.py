@@ -8,11 +8,10 @@ choice among messages.
 ``hybrid``      all of these, by one of three sets of weights or weights of one's own
 ``largest``     what is young and small, whatever else is known
 
-Times are in steps. Weights of one's own stand in place of all others and sum to 1. A scorer is an
-estimate: messages within one ``band`` count as equal, and where the last band holds more than is
-needed, the fewest that free enough go. What turns out not to be needed is given back, the most
-valuable first. What is worth 0 is worth nothing to anybody: it goes before every band and does not
-come back.
+Times are in steps. Custom weights replace all others and sum to 1. A scorer is an estimate:
+messages within one ``band`` count as equal, and where the last band holds more than is needed, the
+fewest that free enough go. What turns out not to be needed is given back, the most valuable first.
+A score of 0 means worthless: such a block goes before every band and is not given back.
 """
 
 import math
@@ -28,7 +27,7 @@ from policies.draft import Options, number, word
 RECENCY_DECAY = 15.0
 REUSE_FULL = 5
 NEUTRAL = 0.5
-"""A signal of which nothing is known: there are no embeddings of blocks."""
+"""The value of an unknown signal: there are no embeddings of blocks."""
 SHORTEST = 0.1
 PRIORITY_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {"recency": 0.30, "semantic": 0.25, "source": 0.20, "reuse": 0.15, "explicit": 0.10}
@@ -63,9 +62,8 @@ class Block:
     """One message as a scorer sees it.
 
     ``age`` is steps since it was said, ``idle`` since something last referred to it, ``references``
-    how many later messages of the assistant used what it says, ``behind`` how many messages there
-    are from it on. ``worthless``: a newer result replaced it, or its client marked it as the first
-    to go.
+    how many later assistant messages used what it says, ``behind`` how many messages there are from
+    it on. ``worthless``: a newer result replaced it, or its client marked it as the first to go.
     """
 
     index: int
@@ -89,7 +87,7 @@ def steps(default: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer(Options):
-    """A scorer with its parameters; differences of up to ``band`` say nothing."""
+    """A scorer with its parameters; differences of up to ``band`` are ignored."""
 
     name: ClassVar[str]
     band: float = number(0.02)
@@ -111,7 +109,7 @@ class Scorer(Options):
         raise NotImplementedError
 
     def _given(self) -> dict[str, float]:
-        """The weights of one's own, by signal."""
+        """The custom weights, by signal."""
         names = [name for name in self.parameters() if name.startswith("weight_")]
         given = {name.removeprefix("weight_"): getattr(self, name) for name in names}
         return {signal: weight for signal, weight in given.items() if weight is not None}
@@ -240,7 +238,7 @@ def select(
 ) -> list[Block]:
     """The blocks that have to go to free ``free`` tokens, net of their placeholders.
 
-    ``cost`` (a placeholder's tokens) is asked at most once for a block, and only up to the band
+    ``cost`` (a placeholder's tokens) is computed at most once for a block, and only up to the band
     that is reached. A block that frees nothing stays.
     """
     chosen: list[_Ranked] = []

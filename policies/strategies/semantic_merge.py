@@ -12,7 +12,7 @@ from policies.strategies.rewrite import MAX_ASKED, RewriteTask, may_ask, placed,
 from policies.summary.material import MaterialLine
 
 MIN_WORDS = 48
-"""Tokens that a model has for a group of results at the least."""
+"""Minimum tokens that a model has for a group of results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class SemanticMerge(Strategy):
     """Results of one tool that are more alike than ``threshold`` become one: the latest, which says
     what changed.
 
-    Equal ones need no asking; where the answer does not come nothing else is merged.
+    Equal ones need no comparison; without an answer nothing else is merged.
     """
 
     name = "semantic_merge"

@@ -19,13 +19,13 @@ from policies.summary.material import MaterialLine
 from policies.text.gist import gist
 
 MIN_FINDING = 32
-"""Tokens of a finding's text at the least."""
+"""Minimum tokens of a finding's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizeToolResult(Strategy):
     """Results over ``over`` tokens become about ``ratio`` of themselves: a model's words, or the
-    telling lines.
+    most informative lines.
 
     The largest saving goes first. A sub-agent's report above its cap is read for its task instead,
     whatever its size.

@@ -32,8 +32,8 @@ class TruncateLargest(Strategy):
     """The largest results lose their middle, all down to one size at which the rest fits, ``floor``
     tokens at least.
 
-    With ``truncate_after_summary`` what was put in shorter words is cut first: its finding was read
-    out of the whole before.
+    With ``truncate_after_summary`` shortened results are cut first: their finding was taken from
+    the whole before.
     """
 
     name = "truncate_largest"
@@ -91,7 +91,7 @@ def _cut(
 ) -> Edit | None:
     """The edit that brings one result down to ``allowed`` tokens; None where it does not pay.
 
-    An original is cut anew from all of it, a text in shorter words as it is.
+    An original is cut anew from all of it, a shortened text as it is.
     """
     most = piece.tokens - 1 if piece.text is None else int(piece.tokens * (1 - MIN_CUT_AGAIN))
     if most < floor:

@@ -1,8 +1,8 @@
 """``window``: the newest messages or turns stay, what is older goes without a summary.
 
 Units go whole, so that no result loses its call. Head, task, pinned messages and the newest step
-stay wherever they are. A summary that is passed over stays in front of what is left: it is all that
-is left of what it replaced.
+stay wherever they are. A summary within the removed part stays before what is left: nothing else is
+left of what it replaced.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,8 @@ class Window(Strategy):
     """A window that slides: the newest ``messages`` or ``turns`` stay; ``note`` leaves a line about
     what is missing.
 
-    A model's notes are not carried on, so that the next ones tell of what went without them too.
+    A model's notes are not carried on, so that the next ones also cover what was removed without
+    them.
     """
 
     name = "window"

@@ -1,3 +1,3 @@
-"""Summaries in words: asking a model for them, judging what it says, and binding it to who said
-what.
+"""Summaries in words: requesting them from a model, judging its replies, and attributing them to
+speakers.
 """

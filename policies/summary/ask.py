@@ -1,7 +1,7 @@
-"""Asking a model for a summary: the flow that everybody uses who wants one in words.
+"""Requesting a summary from a model: the flow behind every summary in words.
 
 Send the fenced transcript, in parts that the summariser can read and whose notes are merged. Judge
-every reply and take out what it invented. A useless reply is asked for once more, with the reason;
+every reply and take out what it invented. A useless reply is requested once more, with the reason;
 a failure is a value with its code.
 """
 
@@ -42,8 +42,8 @@ MAX_NAMED_LEN = 80
 MAX_LOST = 0.34
 """Share of its lines that an answer may lose for what they invent."""
 LOST_IN_FORM = frozenset({"empty", "too_short", "loop"})
-"""What small models answer that copy the headings and fill in nothing; in plain prose the same
-models say something.
+"""The answer of small models that copy the headings and fill in nothing; in plain prose the same
+models say something useful.
 """
 
 
@@ -51,8 +51,8 @@ models say something.
 class Written:
     """A summary and what it cost; empty with a ``failure`` where there is none.
 
-    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. In the making
-    ``answers`` counts those to its newest part.
+    ``calls`` counts questions, ``dropped`` are identifiers that the model invented. While it is
+    made, ``answers`` counts those to its newest part.
     """
 
     text: str = ""
@@ -143,7 +143,7 @@ def condense(
     the most).
 
     No question with its answer takes more than ``max_input``. ``task`` is what a reading is for;
-    ``beside`` the notes may name, though it is not asked about.
+    ``beside`` the notes may name, though it is not to be summarised.
     """
     asked = PROMPTS[prompt]
     said = sized(harmless_lines(lines), counter)
@@ -209,7 +209,7 @@ def _in_transcript(request: _SummaryRequest, *, most_chunks: int) -> Flow[Writte
 def _in_chunks(
     request: _SummaryRequest, parts: Sequence[tuple[_SummaryRequest, str]]
 ) -> Flow[Written]:
-    """The notes on every part, merged; a part that failed is asked for again, then left out if half
+    """The notes on every part, merged; a part that failed is requested again, then left out if half
     are there.
     """
     takes = yield from together([_ask(part, material) for part, material in parts])

@@ -1,9 +1,9 @@
 """Whether a model's reply can be used as a summary: it says something, declines nothing, repeats
 nothing, is smaller.
 
-A reply is refused with a short code, which names its reason when it is asked for once more. What it
+A reply is refused with a short code, which names its reason when it is requested once more. What it
 names that its material lacks is looked at next (:mod:`policies.summary.identifiers`). Every pattern
-is bounded, and of a reply only as much is read as an answer of the asked length can have.
+is bounded, and of a reply only as much is read as an answer of the requested length can have.
 """
 
 import json
@@ -25,11 +25,11 @@ MAX_TOKEN_LEN = 32
 counted.
 """
 DEFLATES = 10
-"""A text that deflates to a tenth says the same over and over; of 900 real answers none came below
-a fifth.
+"""A text that deflates to a tenth says the same over and over; of 900 real answers none was below a
+fifth.
 """
 MAX_REPEATED = 4
-"""Times that a sentence may stand; a text is refused of which such ones are most."""
+"""How often a sentence may occur; a text is refused if most of its sentences exceed that."""
 MOST_UNREADABLE = 0.02
 MAX_WORD_LEN = 400
 BRIEF_LEN = 480
@@ -128,8 +128,8 @@ def judge(
 
 
 def declines(text: str, *, material: str = "") -> bool:
-    """Whether a reply is a refusal, or the short text of an error that its material does not speak
-    of.
+    """Whether a reply is a refusal, or the short text of an error that its material does not
+    mention.
     """
     text = without_reasoning(text)
     error = _ERROR.match(text) if len(text) <= BRIEF_LEN else None
@@ -138,7 +138,7 @@ def declines(text: str, *, material: str = "") -> bool:
 
 
 def without_reasoning(text: str) -> str:
-    """``text`` without what stands in thinking tags; all before an end that has no beginning is
+    """``text`` without what is inside thinking tags; all before an end tag without a start tag is
     thinking too.
     """
     kept: list[str] = []

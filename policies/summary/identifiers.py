@@ -108,15 +108,14 @@ def _ends(text: str, end: int, value: str) -> bool:
 
 
 def _joins(other: str, own: str) -> bool:
-    """Whether two characters side by side are of one word: scripts without blanks follow Latin ones
+    """Whether two adjacent characters belong to one word: scripts without blanks follow Latin ones
     directly.
     """
     return other.isalnum() and other.isascii() == own.isascii()
 
 
 def hard_terms(text: str, *, names: bool = True) -> tuple[str, ...]:
-    """What a sentence cannot paraphrase: identifiers, numbers, what stands in quotation marks, and
-    names.
+    """What a sentence cannot paraphrase: identifiers, numbers, quoted text, and names.
 
     A name is a word with a capital that does not begin a sentence; ``names`` is false where a
     language writes other words so as well.

@@ -23,8 +23,8 @@ _INVISIBLE = re.compile(
 """Characters that no reader sees: they split a marker for a pattern, or spell text for a model
 alone.
 
-One joiner stays behind a letter of a script that spells with it (Persian, Hindi, Malayalam …) and
-behind an emoji.
+One joiner stays after a letter of a script that spells with it (Persian, Hindi, Malayalam …) and
+after an emoji.
 """
 _LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 _WIDE = str.maketrans(
@@ -54,7 +54,8 @@ _CALL = re.compile(r"\w{1,20} calls\b")
 
 MAX_ORIGIN_LEN = 64
 TOKENS_PER_LINE = 3
-"""Tokens that a line may cost beside its text: two halves of a token, and the line's end."""
+"""Tokens that a line may cost in addition to its text: two halves of a token, and the line's end.
+"""
 TOKENS_PER_PART = 12
 FENCE_TOKENS = 40
 MIN_LINE = 24
@@ -108,7 +109,7 @@ def enclosed(name: str, content: str) -> str:
 
 
 def way_back(*, calls: bool, tool: str = "") -> str:
-    """How a model sees again what was removed: by ``calls`` that it made, or by the recall
+    """How a model gets back what was removed: by ``calls`` that it made, or by the recall
     ``tool``.
     """
     recall = RECALL.format(name=tool) if tool else ""
@@ -116,10 +117,10 @@ def way_back(*, calls: bool, tool: str = "") -> str:
 
 
 def render_summary(extract_text: str, *, narrative: str = "", removed: int, back: str = "") -> str:
-    """The message in place of ``removed`` earlier ones, in nobody's voice; the same input gives the
+    """The message in place of ``removed`` earlier ones, without a speaker; the same input gives the
     same text.
 
-    ``back`` is the way back to them.
+    ``back`` says how to get them back.
     """
     told = f"{MODELS_NOTES}\n{INDENT}{indented(narrative.strip())}" if narrative.strip() else ""
     body = (
@@ -136,7 +137,7 @@ def render_resumed(said: str) -> str:
 
 
 def inside(text: str) -> str | None:
-    """What stands in a message that Weir has written, without its fence; None for any other
+    """The content of a message that Weir has written, without its fence; None for any other
     message.
     """
     found = _BY_WEIR.fullmatch(text)

@@ -34,7 +34,7 @@ marked "check" is data: leave out what it lists as not occurring in the material
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """How one kind of summary is asked for. ``shortest`` is the least tokens of an answer."""
+    """How one kind of summary is requested. ``shortest`` is the least tokens of an answer."""
 
     name: str
     instruction: str

@@ -1,8 +1,8 @@
-"""What terms are worth, and which items are chosen for it.
+"""How terms are weighted, and which items are chosen by the weights.
 
 Weighted maximum coverage: an item is worth what its terms are, and a term that is shown already is
 worth less each time. Terms weigh by their rarity in this conversation and by their shape, not by
-what they mean in a language. Chosen is the best for its tokens first (lazy greedy: a gain only
+what they mean in a language. The best item for its tokens is chosen first (lazy greedy: a gain only
 falls, which is within 1 - 1/e of the best choice; Nemhauser, Wolsey and Fisher 1978).
 """
 
@@ -31,21 +31,21 @@ from policies.tokens import TokenCounter
 IDENTIFIER = 3.0
 NAME = 1.5
 USED = 1.5
-"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which words joined
-together have not.
+"""A later call asked for it; ``LIKE_USED``: for something of the same shape, which joined words do
+not have.
 """
 LIKE_USED = 1.5
 ASKED = 4.0
-"""What the user names now is wanted."""
+"""The weight of what the user names now."""
 REUSED = 0.2
 MAX_REUSED = 4
 TAKEN = 0.1
-"""Share of the identifiers of one shape that calls ask for, from which on the others may be asked
-for as well.
+"""Share of the identifiers of one shape that calls use, from which on the others may be used as
+well.
 """
 RARE = 0.65
-"""Share of the greatest rarity from which on a word is rare: one that both need for what they are
-about.
+"""Share of the greatest rarity from which on a word is rare; two texts about the same must share
+one.
 """
 STEM = 4
 """Letters by which words are compared across their inflections."""
@@ -54,32 +54,32 @@ OVERHEAD = 4
 POWER = 0.9
 WHOLE = 60
 APART = 100
-"""Tokens of one message that are shown for what they are worth, and by how many more the rest is
-worth half: many messages told a bit of tell more than a few told at length.
+"""Tokens of one message that count in full, and after how many more the rest counts half: a little
+of many messages is more informative than a few at length.
 """
 MAX_TOGETHER = 8
-"""Statements that stand together: a talk that drifts, each about a part of the one before, is not
-one statement.
+"""Most statements in a group: a talk that drifts, each about a part of the one before, is not one
+statement.
 """
 MAX_GUESSES = 6
 ASIDE = 0.99
-"""Times that how much fits is guessed by what was tried, then the rest is halved; of a guess after
-one that was too much.
+"""How often the amount that fits is estimated from earlier attempts before the interval is halved;
+and the factor of an estimate after one that was too large.
 """
 MANY = 250
-"""Items of one message above which they wait in line: to look at each as often as one is chosen is
-their square.
+"""Items of one message above which they are queued: examining each at every choice takes quadratic
+time.
 """
 SEARCHED = 4_000
 MAX_ALIKE = 1_000
 """Characters of a text up to which it is searched for each pair of neighbours; a longer one is read
-once. Of its blanks between the same two words so many are looked at.
+once. At most this many of its blanks between the same two words are examined.
 """
 _MARKS = (
     string.punctuation + "\u00ab\u00bb\u2018\u2019\u201c\u201d\u201e\u2026\u3001\u3002\u300c\u300d"
 )
 LAST = 1_000_000
-"""Place of an identifier alone: behind all that its message has."""
+"""Position of a separate identifier: after everything else in its message."""
 SHOWN = 9
 
 
@@ -96,8 +96,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """A text without a fence, its tokens, the items in it, best first, and the identifiers that
-    tell most.
+    """A text without a fence, its tokens, the items in it, best first, and the most informative
+    identifiers.
     """
 
     text: str = ""
@@ -107,7 +107,7 @@ class Extract:
 
 
 class Weights(dict[str, float]):
-    """By a term what it is worth, worked out when it is first asked for."""
+    """The weight of each term, computed on first use."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Weights(dict[str, float]):
         return stem_of(term) in self._asked
 
     def is_rare(self, term: str) -> bool:
-        """Whether it is a word, not an identifier, that few messages have."""
+        """Whether it is a word that few messages have, rather than an identifier."""
         return self._in[term] <= self._few and not is_identifier(term)
 
 
@@ -191,7 +191,7 @@ def stem_of(term: str) -> str:
 
 class Linked(Protocol):
     def of(self, number: int) -> tuple[int, ...]:
-        """The items that an item is not shown without."""
+        """The items without which an item is not shown."""
 
 
 def choose(
@@ -206,11 +206,12 @@ def choose(
     always: Sequence[int] = (),
     of: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
-    """The items to be shown, best first, in groups that stand together, in about ``budget`` tokens.
+    """The items to be shown, best first, in groups that belong together, in about ``budget``
+    tokens.
 
     ``shown`` are terms, ``seen`` items that the model sees anyway: what belongs to these comes
-    first, unless it repeats one. ``told`` are items that say nothing which it does not see. Those
-    that are ``always`` shown come first, too. ``of`` is the message each takes room of.
+    first, unless it repeats one. ``told`` are items that say only what it sees. Those that are
+    ``always`` shown come first, too. ``of`` is the message whose room each takes.
     """
     terms = [item.segment.terms for item in items]
     damped = [REPEATED**n for n in range(SHOWN + 1)]
@@ -276,10 +277,10 @@ def choose(
 
 
 class _Queue:
-    """Items by what they were worth when they were last looked at, negative, the best first.
+    """Items by their value when last evaluated, negated, the best first.
 
-    Those of a message of many wait in line behind the best of them: their worth falls together with
-    its ``share``, so that only that one has to be looked at again.
+    Those of a message with many are queued after the best of them: their worth falls together with
+    its ``share``, so that only that one has to be evaluated again.
     """
 
     def __init__(
@@ -312,7 +313,7 @@ class _Queue:
                 return best
             of = self._of[number]
             line = self._lines[of]
-            if line[0][1] != number:  # another has come to the front
+            if line[0][1] != number:  # another is first now
                 continue
             heapq.heappop(line)
             self._in_line.remove(number)
@@ -325,8 +326,8 @@ class _Queue:
         return self._heads[0][0] if self._heads else math.inf
 
     def wait(self, worth: float, number: int, *, alone: bool) -> None:
-        """Put back what was taken; what is worth so much only together with others waits apart from
-        its line.
+        """Put back what was taken; what has this value only together with others is kept out of its
+        queue.
         """
         line = self._lines.get(self._of[number]) if alone else None
         if line is not None:
@@ -402,7 +403,7 @@ def _by_key(items: Sequence[Item]) -> list[Item]:
 
 
 class Neighbours:
-    """Which texts stand beside each other in a source, with one blank between."""
+    """Which texts are adjacent in a source, separated by one blank."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -433,7 +434,7 @@ class Neighbours:
         places = self._blanks.get(words, deque())
         for _ in range(min(len(places), MAX_ALIKE)):
             at = places[0]
-            places.rotate(-1)  # the next pair mostly stands behind this one
+            places.rotate(-1)  # the next pair mostly follows this one
             if self._text.startswith(after, at + 1) and self._text.endswith(before, 0, at):
                 return True
         return False

@@ -1,8 +1,8 @@
 """The extract: what is kept, word for word, of messages that leave the window.
 
-Every segment is an item, and every identifier alone. Here is decided by how much each counts more
-or less than its terms (who says it, how briefly, in answer to what), and with which later statement
-of the user it has to stand.
+Every segment is an item, and every identifier alone. This module decides how much more or less than
+its terms each counts (who says it, how briefly, in answer to what), and with which later user
+statement it must appear.
 """
 
 import math
@@ -48,71 +48,70 @@ SPEAKERS = {"user": 1.0, "assistant": 0.2, "tool": 0.6}
 OTHER_SPEAKER = 0.3
 REASON = 1.0
 ALONE = 4.0
-"""How much more an identifier is worth alone than within what it stands in: it costs little."""
+"""How much more an identifier is worth alone than within its context: it costs little."""
 FIELD = 1.5
-"""A call asked for something by the key that a value stands under."""
+"""Factor of a value whose key a call has used."""
 ANSWER = 4.0
 MEANT = 0.2
-"""How much more is worth what came of a request that the user asks about now, and the least share
-of his question, in squares of weights, that tells which request he means.
+"""How much more the result of an earlier request is worth when the user asks about it now, and the
+least share of the question, in squares of weights, that identifies that request.
 """
 BRIEFLY = 60
 TELLING = 3.0
-"""Tokens (e-fold) of a message that is said on purpose: a short one of the user's, or beside a
-call, is worth up to twice. The assistant explains at length; what it says briefly is worth so much
-more. The less of the user's words fits, the less: by the square of the share.
+"""Tokens (e-fold) of a message that is said on purpose: a short one by the user, or next to a call,
+is worth up to twice. The assistant explains at length; what it says briefly is worth so much more.
+The less of the user's words fits, the less: by the square of the share.
 """
 MATERIAL = 250
 TIMES_USUAL = 6
-"""Tokens of a message that the user hands over rather than says, if it is so many times as long as
-a short one of his. All but its first and last segment weigh as a result does, and the more there
+"""Tokens of a user message that is pasted rather than written, if it is this many times as long as
+the user's short one. All but its first and last segment weigh as a result does, and the more there
 are the less: none of it may be wanted.
 """
 SHORTER = 0.25
-"""Share of the user's messages that are shorter than his short one: he may hand over something with
-every second.
+"""Share of the user's messages that are shorter than the short one: every second may have something
+pasted.
 """
 SEGMENTS_OF_MATERIAL = 12
 STEPS = 0.6
-"""What the line of a step is worth."""
+"""The weight of a step's line."""
 LEDGER = 0.35
 """Share of the budget that may be taken by the lines of steps that are always shown."""
 TOKENS_PER_CHARACTER = 0.4
-"""Of a step's line at most, whatever its result is made of."""
+"""The most that a character of a step's line costs, in tokens, whatever its result contains."""
 STEP = -1
-"""Place of a step's line: before all that its result has."""
+"""Position of a step's line: before everything in its result."""
 BREATH = 30
 """Tokens of a message of the user's below which it is quoted as a whole."""
 TAKEN_UP = 1.5
 REPLY = 24
-"""How much more is worth what the assistant said before a reply of so few tokens, which says
-nothing without it.
+"""How much more the assistant's message before a very short reply is worth, and the tokens of such
+a reply: it means nothing without it.
 """
 PICKED = 1.0
 MAX_PICKED = 4
-"""What an option is worth that a reply picks, and how many one picks at most: more numbers are of
+"""What an option is worth that a reply picks, and how many one picks at most: more numbers mean
 something else.
 """
 LISTED = 12
-"""Values that results have under one key: so many are worth what each is, of more they share it.
-Not of a shape that calls ask by.
+"""Values of one key in results: this many count in full, more share that weight. Shapes that calls
+use are exempt.
 """
 FEW_LINES = 12
-"""Lines of a result that are worth what each is; of a longer one, mostly never wanted, each less by
-a root.
+"""Lines of a result that count in full; in a longer one, mostly never needed, each counts less by a
+root.
 """
 QUESTION = 0.5
 CHANGED = 0.3
-"""What is worth what was read of a file that was changed since."""
+"""The weight of what was read from a file that has changed since."""
 NUMBER = 1.0
-"""How much more the numbers are worth that the assistant states than words as rare."""
+"""How much more numbers stated by the assistant are worth than equally rare words."""
 MAX_FEW = 6.0
-"""By how much more the user's words are worth at most where they are few: the root of how often
-they fit the room.
+"""The most by which the user's words gain weight where they are few: the root of how often they fit
+the room.
 """
 FEW = 3.0
-"""How much more they are worth from which on they stay before what came of a request that is made
-again.
+"""The gain from which on they stay before the result of a repeated request.
 """
 LABEL = 3
 LINK = 0.22
@@ -123,16 +122,17 @@ and may be corrected in one.
 """
 COMMON = 0.02
 SELDOM = 4
-"""Share of what is said, or statements, in which a word may stand that later statements are looked
-for by.
+"""Share of what is said, or number of statements, in which a word may occur that is used to find
+later statements.
 """
 CORRECTION = 16
 """Tokens of a message that is a mere correction of the one before, where others are twice as long.
 """
 MAX_ABOUT = 64
-"""Statements, the newest, among which a word's later one is looked for."""
+"""Number of newest statements among which a word's later one is searched."""
 SPARE = 1.5
-"""Of so many times the budget the order is worked out; how much of it fits is then counted exactly.
+"""The order is computed for this many times the budget; how much of it fits is then counted
+exactly.
 """
 MAX_IDENTIFIERS = 200
 
@@ -147,11 +147,11 @@ def extract(
     visible: Sequence[str] = (),
     readings: Readings | None = None,
 ) -> Extract:
-    """What is kept of ``sources`` within ``max_tokens``, beside what the ``visible`` texts say
-    already.
+    """What is kept of ``sources`` within ``max_tokens``, in addition to what the ``visible`` texts
+    already say.
 
-    ``goal`` is a statement of the user that stands before all of them: what was said about it later
-    comes first. ``asked`` is what the user says now: what it names is wanted.
+    ``goal`` is a statement of the user that precedes all of them: what was said about it later
+    comes first. ``asked`` is the current user message: what it names is preferred.
     """
     reader = Readings() if readings is None else readings
     sources = (Source(-1, "user", goal), *sources)
@@ -203,11 +203,11 @@ def candidates(
     room: int = 0,
     breath: int = 0,
 ) -> list[Item]:
-    """Every segment of the sources, a line for each step, and alone each identifier of a shape that
-    calls ask by; of what was said or called twice only the newest.
+    """Every segment of the sources, a line for each step, and separately each identifier of a shape
+    that calls use; of what was said or called twice only the newest.
 
-    Where the user's words are few beside the ``room`` in tokens, they come before all else. A
-    message of his of fewer than ``breath`` tokens is one item.
+    Where the user's words are few compared with the ``room`` in tokens, they come before all else.
+    A user message of fewer than ``breath`` tokens is one item.
     """
     least = max(MATERIAL, TIMES_USUAL * _usual(sources, SHORTER))
     spoken = sum(source.tokens for source in sources if source.is_users and source.tokens <= least)
@@ -233,7 +233,7 @@ def candidates(
         for item in of_source:
             if source.tool and item.segment.text == outcomes.get(i):
                 continue  # its step says it
-            # the goal stands where it is, whatever is said of it again
+            # the goal stays where it is, even if it is repeated
             if item.segment.key or source.position < 0:
                 items.append(item)
             else:
@@ -280,7 +280,7 @@ def _alone(
 
 
 def _always(items: Sequence[Item], steps: Sequence[Step], room: float) -> list[int]:
-    """The newest end that is reported, what changed something, and the other ends, the newest
+    """The newest reported outcome, what changed something, and the other outcomes, the newest
     first, as many as fit.
     """
     places = {item.source: n for n, item in enumerate(items) if item.place == STEP}
@@ -307,7 +307,7 @@ def _usual(sources: Sequence[Source], shorter: float = 0.5) -> int:
 
 
 def _in_one(source: Source, items: list[Item]) -> list[Item]:
-    """What is said in one breath, and in a line: its sentences tell little without each other."""
+    """A short message of one line as one item: its sentences mean little without each other."""
     text = source.text.strip()
     if len(items) < 2 or len(text.splitlines()) > 1 or any(item.segment.key for item in items):
         return items
@@ -336,8 +336,8 @@ _PICK = re.compile(r"(?<![A-Za-z0-9.,:/-])(?:\d{1,2}|[A-H])(?![A-Za-z0-9:/%]|[.,
 
 
 def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int, tuple[int, ...]]:
-    """An option that the user picks by its number or letter is his word, and stands with
-    his reply.
+    """An option that the user picks by its number or letter counts as the user's own words, and is
+    kept with the reply.
     """
     replied = {i for i in range(len(sources)) if _is_replied_to(sources, i)}
     found: dict[int, tuple[int, ...]] = {}
@@ -359,7 +359,7 @@ def _credit_picks(items: Sequence[Item], sources: Sequence[Source]) -> dict[int,
 
 
 def _damp_lists(items: Sequence[Item], sources: Sequence[Source], weights: Weights) -> None:
-    """Of what results have many of, each is worth less, but for what calls ask by."""
+    """Where results have many of a kind, each is worth less, except for shapes that calls use."""
     kinds = [_kind(item, sources, weights) for item in items]
     many = Counter(kinds)
     for item, kind in zip(items, kinds, strict=True):
@@ -368,7 +368,7 @@ def _damp_lists(items: Sequence[Item], sources: Sequence[Source], weights: Weigh
 
 
 def _kind(item: Item, sources: Sequence[Source], weights: Weights) -> str:
-    """By what a value of a result is one of many: its key; empty for anything else."""
+    """The group of a value in a result: its key; empty for anything else."""
     segment = item.segment
     if not sources[item.source].is_result or not segment.key.strip():
         return ""
@@ -378,7 +378,7 @@ def _kind(item: Item, sources: Sequence[Source], weights: Weights) -> str:
 
 
 def _damp_replaced(items: Sequence[Item], steps: Sequence[Step]) -> None:
-    """What was read of a file before it was changed may hold no more."""
+    """What was read from a file before it was changed may be out of date."""
     changed: set[str] = set()
     replaced = set[int]()
     for step in reversed(steps):
@@ -391,7 +391,7 @@ def _damp_replaced(items: Sequence[Item], steps: Sequence[Step]) -> None:
 
 
 def _with_their_calls(items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
-    """A line of a result says nothing without what was called."""
+    """A line of a result means nothing without the call."""
     calls = {item.source: n for n, item in enumerate(items) if item.place == STEP}
     return {
         n: (calls[item.source],)
@@ -415,8 +415,8 @@ def _credit_numbers(items: Sequence[Item], sources: Sequence[Source], weights: W
 def _credit_answers(
     items: list[Item], sources: Sequence[Source], weights: Weights, asked: frozenset[str]
 ) -> None:
-    """Who asks again about what he asked for wants what came of it, which need not say any of his
-    words.
+    """A user who asks about an earlier request wants its result, which may contain none of the
+    user's words.
     """
     users = {i for i, source in enumerate(sources) if source.is_users} if asked else set[int]()
     said = [item for item in items if item.source in users]
@@ -466,11 +466,11 @@ def _of_segments(
 
 
 class Links:
-    """By a statement the later one of the user about the same: the older is not shown without it.
+    """Maps a statement to the user's later one about the same: the older is not shown without it.
 
     About the same is one that takes up enough of its weight in identifiers and beginnings of words,
     of several that which takes up most, the newest of equal ones; or what is said right after it in
-    far fewer words, unless that asks.
+    far fewer words, unless that is a question.
     """
 
     def __init__(
@@ -528,7 +528,7 @@ class Links:
         return next((later for n in reversed(saying) if (later := self.of(n))), ())
 
     def _saying(self, source: int) -> Mapping[str, Sequence[int]]:
-        """By a term which statements of a message have it."""
+        """Maps a term to the statements of a message that have it."""
         if source not in self._by_term:
             found = self._by_term[source] = defaultdict[str, list[int]](list)
             for n in self._of_source.get(source, ()):
@@ -553,7 +553,7 @@ class Links:
         taken_up: dict[int, float] = {}
         for weight, said in found:
             others = said[max(bisect_right(said, last), len(said) - MAX_ABOUT) :]
-            # with this one and all that follow too little: only what others have taken up counts
+            # this one and all that follow add too little: only what others have taken up counts
             if left < enough:
                 taken_up = {
                     other: share
@@ -601,7 +601,7 @@ def _identifiers(
     weights: Weights,
     chosen: Sequence[int],
 ) -> tuple[Identifier, ...]:
-    """The identifiers that tell most, whether or not the extract shows them."""
+    """The most informative identifiers, whether or not the extract shows them."""
     shown = {term for n in chosen for term in items[n].segment.terms}
     found: dict[str, tuple[float, str, str]] = {}
     for source, reading in zip(sources[1:], read[1:], strict=True):
@@ -625,8 +625,8 @@ def render(
     """The chosen items in the order of the conversation, a line for each message with its number,
     one for each step.
 
-    Neighbouring results that only show values of one key share a line. ``beside`` tells of a
-    source's number what stands beside each other in it.
+    Neighbouring results that only show values of one key share a line. ``beside`` maps a source's
+    number to what is adjacent in it.
     """
     lines: list[str] = []
     before = ("", "")

@@ -1,4 +1,4 @@
-"""One message in few words, all of them its own: what stands where its content was.
+"""One message in few words, all of them its own: the replacement for its content.
 
 :func:`without_fields` leaves fields out of a JSON document without touching the rest: spacing,
 order and spelling of numbers stay.
@@ -46,10 +46,10 @@ def gist(
     between: str = "\n",
     readings: Readings | None = None,
 ) -> str:
-    """The segments of a text that tell most within ``max_tokens``, in their order, beside what is
-    ``known``.
+    """The most informative segments of a text within ``max_tokens``, in their order, in addition to
+    what is ``known``.
 
-    ``whole`` asks for every line that reports an error: empty where they do not fit. Where no
+    ``whole`` requires every line that reports an error: empty where they do not fit. Where no
     segment fits, the beginning of the best.
     """
     if max_tokens <= 0:
@@ -195,7 +195,7 @@ class _Pruned:
         self._from = 0  # what is not in the parts yet begins here
         # None in a list; in an object whether it has a field that stays
         self._stack: list[bool | None] = []
-        self._depth: int | None = None  # where the field stands that is being left out
+        self._depth: int | None = None  # depth of the field that is being left out
         self.found: dict[str, None] = {}
 
     def text(self) -> str:

@@ -5,11 +5,11 @@ Structured text is read as pairs of key and value, output of programs line by li
 or an identifier in lower case; in scripts that are written without blanks, a pair of neighbouring
 characters.
 
-Beside that: :func:`literals` name something letter by letter, whatever language stands around them;
-:func:`words` bring a text into one form for whoever searches (lower case, NFKC, without punctuation
-and combining marks; of scripts without blanks, and of Hangul, whose words take their particles with
-them, every two neighbouring characters are a word); and :func:`error_lines` find what programs
-report, which speak English whatever their users do.
+In addition: :func:`literals` name something letter by letter, whatever the language around them;
+:func:`words` normalise a text for searches (lower case, NFKC, without punctuation and combining
+marks; of scripts without blanks, and of Hangul, whose words take their particles with them, every
+two neighbouring characters are a word); and :func:`error_lines` find what programs report, which is
+in English whatever language their users write.
 """
 
 import json
@@ -48,7 +48,7 @@ _ASCII_WORD = re.compile(
     rf"\d\d{{0,3}}{_ASCII_GROUPS}|\+\d{{1,4}}{_ASCII_GROUPS}|{_OF_LINE}|[A-Za-z0-9]++(?:[-./:@'_]++[A-Za-z0-9]++)*+",
     re.ASCII,
 )
-"""The same of ASCII, in a third less time."""
+"""The same for ASCII, in a third less time."""
 _OF_NUMBERS = re.compile(r"\d(?: \d\d|:[A-Za-z_])")
 _JOINTS = "-./:@'_"
 """What may make one word of numbers, or two of what is joined; other words have marks or blanks
@@ -90,8 +90,8 @@ _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s*\Z")
 
 
 class Segment(NamedTuple):
-    """A piece of a message, word for word, and its terms; a pair has its ``key`` apart, and the
-    record it stands in.
+    """A piece of a message, word for word, and its terms; a pair has its ``key`` separately, and
+    the record that contains it.
     """
 
     text: str
@@ -124,7 +124,7 @@ class Source:
 
     @property
     def is_result(self) -> bool:
-        """Whether nobody says it himself: what tools say, and data that was handed over."""
+        """Whether it has no speaker: tool output, and data in a message."""
         return bool(self.tool) or self.role in {"tool", "function", DATA}
 
     @property
@@ -139,8 +139,8 @@ def terms_of(text: str) -> tuple[str, ...]:
 
 
 def _terms(words: Iterable[str]) -> tuple[str, ...]:
-    """Each once, and the same term of every text one object: it is looked up often, and
-    kept long.
+    """Each once, and one object for the same term in every text: it is looked up often, and kept
+    long.
     """
     parts = [_pairs(w) if not w.isascii() and _IS_SOLID.match(w) else (w.lower(),) for w in words]
     return tuple(dict.fromkeys(map(intern, chain.from_iterable(parts))))
@@ -249,7 +249,7 @@ def _width(text: str) -> int:
 
 
 class _Known(dict[str, T]):
-    """What is worked out of words, which soon come again; all forgotten when they are too many."""
+    """A cache of what is computed from words, which soon recur; cleared when there are too many."""
 
     def __init__(self, work_out: Callable[[str], T]) -> None:
         self._work_out = work_out
@@ -267,7 +267,7 @@ MAX_KNOWN = 20_000
 class TextReading:
     """What one message says by itself.
 
-    ``identifiers`` are literals by their lower case; ``asked`` are terms that its calls ask for;
+    ``identifiers`` are literals by their lower case; ``asked`` are terms in its calls' arguments;
     ``spelled`` are the words of what is said as they are spelled, but for those with a capital
     where a sentence begins.
     """
@@ -293,7 +293,7 @@ class TextReading:
         self.terms = frozenset(chain(keys, said, self.asked if source.calls else ()))
 
     def answering(self, arguments: str) -> "TextReading":
-        """The same of a result that answers a call with these arguments."""
+        """The same for a result that answers a call with these arguments."""
         made = copy(self)
         made.asked = frozenset(terms_of(arguments))
         return made
@@ -339,11 +339,11 @@ _OWNED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-"""Versions, dates, measures and words that are joined by a stroke tell nothing without what they
-are of.
+"""Versions, dates, measures and words that are joined by a stroke mean nothing without what they
+describe.
 """
 _COUNTED = re.compile(r"\d[\d.]*[^\W\d_a-zA-Z]+\Z")
-"""A number with the word or ending behind it, of a script that puts no blank between them."""
+"""A number with the word or ending after it, of a script that puts no blank between them."""
 _LETTER = re.compile(r"[^\W\d_]")
 DIGIT = re.compile(r"\d")
 _JOINT = re.compile(r"[_@/\s]")
@@ -429,7 +429,7 @@ def parse(text: str) -> object | None:
 
 
 def structured(document: object) -> Iterator[Segment]:
-    """The pairs of a JSON document in its order; items of a list stand under the list's key."""
+    """The pairs of a JSON document in its order; items of a list are under the list's key."""
     stack: list[tuple[str, object, int]] = [("", document, 0)]
     pairs = records = 0
     while stack and pairs < MAX_PAIRS:
@@ -441,7 +441,7 @@ def structured(document: object) -> Iterator[Segment]:
             stack.extend((key, v, record) for v in reversed(value))
         elif value is not None and value != "":
             pairs += 1
-            # in one line: each is somebody's
+            # in one line: each has an owner
             named = (key if key.isprintable() else " ".join(key.split())) or " "
             text = value if isinstance(value, str) else _written(value)
             if len(text) <= SHORT_VALUE and text.isprintable():
@@ -486,7 +486,7 @@ class Readings:
         return found
 
     def find(self, key: bytes) -> TextReading | None:
-        """What is kept under a key, which is thereby the newest."""
+        """The value of a key, which becomes the most recently used."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -496,7 +496,7 @@ class Readings:
         if key in self._kept:
             return
         size = 2 + len(made.segments)
-        # nothing is called between these two, or those below: a thread may end at a call
+        # no call between these two, or those below: a thread may be interrupted at a call
         self._kept[key] = made
         self._held += size
         while self._held > self._most and len(self._kept) > 1:
@@ -539,7 +539,7 @@ def sources_of(
 
 
 def voices(body: Body, role: str) -> tuple[str, str]:
-    """What somebody in this role says himself in a message, and the data in it."""
+    """The speaker's own words in a message of this role, and the data in it."""
     if role != "user":
         return body.text, body.data
     own, others = by_speaker(body.text)
@@ -553,8 +553,8 @@ SAID_AGAIN = 0.5
 def replaced_in(answered: Mapping[int, ToolCall], read: Callable[[int], str]) -> set[int]:
     """Which of the results of calls a newer one replaced: that of the same call.
 
-    A call without arguments may ask for the next page as well as for the same: there one that says
-    half of it again.
+    A call without arguments may request the next page or the same: there only a result that repeats
+    half of it replaces it.
     """
     latest: dict[tuple[str, str], int] = {}
     replaced = set[int]()

@@ -1,10 +1,10 @@
-"""The ledger: what each call did, in one line of the tool's name, what it worked on, and what came
-of it.
+"""The ledger: what each call did, in one line with the tool's name, what it worked on, and its
+outcome.
 
     call 31: apply_patch src/oven.py → M src/oven.py
     call 40: shell python -m pytest -q (3 times) → 54 passed in 4.18s
 
-What came of a call is the last line of its result that reports an end or, of a short result, its
+The outcome of a call is the last line of its result that reports one or, for a short result, its
 last line.
 """
 
@@ -20,9 +20,9 @@ MAX_TARGET_LEN = 90
 MAX_VALUE_LEN = 48
 MAX_OUTCOME_LEN = 70
 FEW_LINES = 3
-"""Lines of a result that is short: its last one says what came of the call, whatever it is."""
+"""Lines of a result that is short: its last one is the outcome of the call, whatever it says."""
 LOOKED_AT = 12
-"""Lines at the end of a result among which one is looked for that reports an end."""
+"""Lines at the end of a result that are searched for one that reports an outcome."""
 MAX_READ = 4_000
 """Characters at the end of a result that are read for it."""
 MAX_PATHS = 3
@@ -45,19 +45,19 @@ _END = re.compile(
     r"|^(?:OK|FAILED|FAIL|PASS|PASSED|ok|Success|SUCCESS|Finished|BUILD)\b"
     r"|^\w{0,40}(?:Error|Exception)\b|\b(?:error|fatal)(?:\[\w{1,20}\])?: |\bcommand not found\b|\bNo such file\b"
 )
-"""What says how a run ended, of tests, builds and shells."""
+"""How tests, builds and shells report the end of a run."""
 _VALUE = re.compile(r"[\W\d]*\w{0,3}\Z")
-"""A number alone says nothing of how a call ended."""
+"""A number alone does not say how a call ended."""
 _RULES = "=~* "
 """What programs draw around a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: the ``source`` that is its result, its line and what came of it, the ``files`` that
-    it changed.
+    """One call: the ``source`` that is its result, its line and its outcome, the ``files`` that it
+    changed.
 
-    ``ended``: an end is reported.
+    ``ended``: an outcome is reported.
     """
 
     source: int
@@ -142,7 +142,7 @@ def _values(document: object) -> Iterator[str]:
 
 
 def outcome(text: str) -> tuple[bool, str]:
-    """Whether a result reports an end, and what came of the call; empty where no line says it."""
+    """Whether a result reports an outcome, and the outcome; empty where no line says it."""
     if text[:1] in "{[" and (document := parse(text)) is not None:
         if not isinstance(document, Mapping) or not isinstance(said := document.get("output"), str):
             return False, ""

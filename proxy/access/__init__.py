@@ -1,1 +1,1 @@
-"""Who is calling, what may be asked in that name, and where it goes."""
+"""Who is calling, what they may request, and where it goes."""

@@ -4,8 +4,8 @@ Rows and the table in memory hold the HMAC-SHA-256 of a key under the server's o
 by Weir are 256 random bits, so a slow hash would protect nothing that this does not.
 
 A key is sent in a header that no browser adds by itself. Where none is needed, a page that somebody
-has open may send a simple POST across origins behind the person's back, or have its own name lead
-to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or
+has open may send a simple POST across origins without the person's knowledge, or have its own name
+lead to 127.0.0.1 (DNS rebinding) and be of the same origin then. The first says so in ``Origin`` or
 ``Sec-Fetch-Site``, the other in ``Host``.
 """
 
@@ -62,7 +62,7 @@ CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _MAX_LEN = 1024
 _TENANT_DIGITS = 32
 _IN_COMMON = b"\0in common"
-"""What the tenant of all is derived from, and of a header's: no header holds a zero byte, so it is
+"""What the common tenant, and a header's, are derived from: no header holds a zero byte, so it is
 nobody's key.
 """
 _BY_HEADER = b"\0by header"
@@ -162,7 +162,7 @@ class Keyring:
         tenant: str = "key",
         teams: Mapping[str, TeamSettings] = {},
     ) -> None:
-        """``auto`` is open until there was a key: a revoked one keeps the door shut.
+        """``auto`` is open until a key exists: a revoked one keeps it closed.
 
         ``tenant`` is one of ``auth.tenant``, or ``strangers``: those without a known key have
         theirs in common.
@@ -199,11 +199,11 @@ class Keyring:
         return len(self._known)
 
     def identify(self, headers: Mapping[str, str], *, said: bytes = b"") -> Caller:
-        """The caller, of the tenant that the configured header has ``said``, where it has.
+        """The caller, in the tenant that the configured header has ``said``, if it has.
 
-        A known key only separates its own by that: no header leads from one key to another's.
-        Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one that held
-        until now.
+        A known key only separates its own conversations by that: no header gives access to another
+        key's. Raises InvalidAPIKey for a missing, unknown or revoked key, ExpiredAPIKey for one
+        that was valid until now.
         """
         credential = presented(headers)
         caller = (self._remembered if len(credential) <= _MAX_LEN else self._identified)(credential)
@@ -224,7 +224,7 @@ class Keyring:
 
     @property
     def callers(self) -> Iterable[Caller]:
-        """Every key that holds, once, however many secrets it has."""
+        """Every valid key, once, however many secrets it has."""
         return {each.account: each for each in self._known.values()}.values()
 
     def again(self, key: str) -> Caller | None:
@@ -235,15 +235,14 @@ class Keyring:
 
     def _identified(self, credential: str) -> Caller:
         given = credential.encode("utf-8", "surrogateescape")
-        # Looked up by HMAC: what the time of a lookup betrays about digests says nothing about
+        # Looked up by HMAC: what the time of a lookup reveals about digests says nothing about
         # keys.
         digest = key_digest(self._secret, given)
         known = self._known.get(digest)
         if known is not None:
             goes_up = not known.credential and not credential.startswith(PREFIX)
             return replace(known, credential=given) if goes_up else known
-        # A key that looks like Weir's own and is not known must not become a stranger with every
-        # freedom.
+        # An unknown key that looks like Weir's own must not count as an unrestricted stranger.
         if not self.is_open or digest in self._revoked or credential.startswith(PREFIX):
             raise InvalidAPIKey(_REFUSALS[bool(credential)])
         return self._stranger(digest, given)
@@ -330,7 +329,7 @@ class Admission:
         self.shared: SharedLimits | None = None
 
     def share(self, store: Store) -> None:
-        """Have the limits of keys hold in all processes that share a store together."""
+        """Enforce the limits of keys across all processes that share a store."""
         self.shared = SharedLimits(store, self.open_of)
 
     def open_of(self, key: str) -> int:
@@ -420,7 +419,7 @@ class Admission:
         return [(rate.name, now) for rate in rates]
 
     def forget(self, slot: "Slot") -> None:
-        """Let a request that was not allowed count for nothing within its minute."""
+        """Remove a request that was not allowed from its minute's count."""
         for name, at in slot.began:
             self._minutes[name].remove(at)
         slot.began = ()
@@ -440,7 +439,7 @@ class Admission:
                 turn.set_result(None)
 
     def take(self, slot: "Slot", size: int) -> bool:
-        """What is alone always has room, it has limits of its own."""
+        """A single request always has room; it has limits of its own."""
         usage = slot.usage
         if usage.held + size > self._bytes_of_one and usage.held > slot.held:
             return False
@@ -479,7 +478,7 @@ class Admission:
 class _Rate(NamedTuple):
     """How many of a ``unit`` may come in a minute, and ``whose`` they are.
 
-    ``name`` is for nobody to read.
+    ``name`` is never shown.
     """
 
     name: str
@@ -525,7 +524,7 @@ def _too_much(rate: _Rate, seconds: int) -> RateLimited:
 
 @dataclass(slots=True)
 class _Minute:
-    """What came within a minute: when, and how much."""
+    """Amounts received within a minute, with their times."""
 
     came: deque[tuple[float, int]] = field(default_factory=deque)
     total: int = 0
@@ -546,7 +545,7 @@ class _Minute:
         self.total += count
 
     def remove(self, at: float) -> None:
-        """Take out what came at a moment, if it is still there."""
+        """Remove the amount of a moment, if it is still there."""
         found = next((each for each in self.came if each[0] == at), None)
         if found is not None:
             self.came.remove(found)
@@ -593,7 +592,7 @@ FORGET = 600.0
 MIN_SECONDS = 2.0
 MAX_SECONDS = 300.0
 MAX_ADDRESSES = 4_096
-SITE = 64  # bits of an IPv6 address: what lies behind them is one customer's
+SITE = 64  # bits of an IPv6 address: the rest of the address is one customer's
 REASONS = (("missing",), ("unknown",), ("held_off",))
 
 
@@ -608,9 +607,7 @@ class _Guesser:
 
 @dataclass(slots=True)
 class AuthThrottle:
-    """Wrong keys by address. Only a wrong key is ever refused: others may be behind the same
-    address.
-    """
+    """Wrong keys by address. Only a wrong key is ever refused: others may share the address."""
 
     clock: Callable[[], float] = time.monotonic
     counted: dict[tuple[str, ...], float] = field(
@@ -662,7 +659,7 @@ def _site(address: str) -> str:
 
 OF_OTHERS = frozenset({"cross-site", "same-site"})
 LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site"})
-# Beside localhost the names that containers have for their host: public name servers know no
+# Besides localhost the names that containers use for their host: public name servers know no
 # .internal.
 LOCAL = re.compile(r"(.+\.)?localhost\.?|host\.(docker|containers)\.internal", re.IGNORECASE)
 GRANTS = b"access-control-"
@@ -670,8 +667,8 @@ ASK_FOR_A_KEY = "The operator of this proxy makes one with `weir keys create`."
 
 
 def admitted(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle, config: Config) -> Caller:
-    """Who sends a request, as :func:`identify` has it. Forbidden for a page that the operator would
-    pay for.
+    """Who sends a request, as :func:`identify` has it. Forbidden for a web page whose requests the
+    operator would pay for.
     """
     caller = identify(scope, keyring, auth_throttle)
     if has_own_key(scope, caller, config):
@@ -704,8 +701,8 @@ def identify(scope: Scope, keyring: Keyring, auth_throttle: AuthThrottle) -> Cal
 def refuse_foreign_pages(
     scope: Scope, config: Config, *, has_key: bool, followed: bool = False
 ) -> None:
-    """Forbidden for a page of another origin, unless a link was ``followed``, and for a name that
-    was bound anew.
+    """Forbidden for a page of another origin, unless a link was ``followed``, and for a rebound
+    host name.
     """
     headers = _decoded(scope["headers"], LOOKED_AT)
     if not followed and _is_of_another_page(headers, config):

@@ -1,7 +1,7 @@
 """Budgets of keys and teams: a request of a key that has one is reserved before it goes up.
 
-A request may begin as long as something is left beside what is used and what is in flight, so that
-a hard budget is passed by the last request at most. The reservation ends with the request's row. A
+A request may begin as long as something is left after what is used and what is in flight, so that a
+hard budget is exceeded by the last request at most. The reservation ends with the request's row. A
 store that does not answer cannot say what is used: the request is allowed, and its answer says so.
 """
 
@@ -41,11 +41,11 @@ MAX_KNOWN = 2_000
 AT_ONCE = 100
 """Budgets that one statement looks up: SQLite takes 500 parts of one."""
 BYTES_A_TOKEN = 4
-"""Of a request that nobody counts."""
+"""The value for a request that is not counted."""
 
 
 class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One budget of a key or a team in one unit; ``reserved`` is by requests in flight.
+    """One budget of a key or a team in one unit; ``reserved`` is held by requests in flight.
 
     ``label`` is the name that people use. ``resets`` is when the period ends, seconds since 1970.
     """
@@ -84,7 +84,7 @@ class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """That a budget is reached, or nearly: said once in a period."""
+    """A budget is reached, or nearly: reported once in a period."""
 
     use: BudgetUse
     share: float
@@ -94,7 +94,7 @@ class BudgetNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Held(NamedTuple):
-    """A budget, and who has it: ``name`` is what the store adds it up under."""
+    """A budget, and who has it: ``name`` is the store's key for the sum."""
 
     scope: Scope
     name: str
@@ -181,11 +181,11 @@ class Budgets:
         return [*_uses_of(held, spent, at=at)], is_reserved
 
     def ended(self, request: str) -> None:
-        """Renew the reservation of a request no more: its row is about to be stored."""
+        """Stop renewing the reservation of a request: its row is about to be stored."""
         self._running.discard(request)
 
     async def renew(self) -> None:
-        """Have the reservations of what runs here hold on. Raises StoreError."""
+        """Renew the reservations of the requests that run here. Raises StoreError."""
         at = self._clock()
         await self._store.renew_reservations([*self._running], until=at + LEASE, at=at)
 
@@ -312,7 +312,7 @@ def key_budgets(given: Mapping[str, object], teams: Collection[str]) -> dict[str
 
 
 def refusal(use: BudgetUse, *, at: float) -> RateLimited:
-    """What is said of a request that a budget has no room for."""
+    """The message for a request that a budget has no room for."""
     whose = f"{use.scope} {use.label}"
     limit = said_amount(use.unit, use.limit)
     used = said_amount(use.unit, use.used)

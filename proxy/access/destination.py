@@ -1,9 +1,9 @@
-"""Who asks, and where a request goes: the one place that reads a path, judges a model and chooses
-an upstream.
+"""Who sends a request, and where it goes: the one place that reads a path, judges a model and
+chooses an upstream.
 
 :class:`Upstreams` sends nothing without a :class:`Destination`, and no other module makes one: a
 model that a key may not use, or the wrong provider, cannot be reached by another spelling of a path
-or a route that somebody adds. (tests/architecture/test_destinations.py)
+or a newly added route. (tests/architecture/test_destinations.py)
 
 A key with ``models`` gets the routes whose one model is read here as the upstream reads it, from a
 JSON object: the managed ones, lists of models, and embeddings. All else needs the permission
@@ -77,7 +77,7 @@ _SAID = frozenset(
         ),
     }
 )
-"""What is said to the model, and schemas: there a model is spoken of and not asked for."""
+"""What is said to the model, and schemas: there a model is mentioned and not requested."""
 FORM = b"multipart/form-data"
 _FORM_MODEL = re.compile(
     rb"content-disposition: *form-data; *name=\"?model\"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)",
@@ -102,8 +102,8 @@ class Caller:
     upstream in the client's name.
 
     ``account`` is the tenant that a known key has by itself, whatever ``auth.tenant`` makes of its
-    requests: what it takes is added up under that. ``team_rules`` are its team's, ``is_counted``
-    says that what a request takes is looked at before it goes up.
+    requests: its usage is added up under that. ``team_rules`` are its team's, ``is_counted`` says
+      that a request's usage is checked before it goes up.
     """
 
     tenant: str
@@ -155,7 +155,7 @@ def _model_in_object(body: bytes, fields: Mapping[str, Raw]) -> str:
     """The one model that a JSON object names, empty for none; InvalidRequest where it could be read
     in two ways.
 
-    Of a key that stands twice some readers take the first and some the last, and Go's encoding/json
+    If a key occurs twice, some readers take the first and some the last, and Go's encoding/json
     takes ``Model`` for ``model``.
     """
     names = [key for key in fields if key.casefold() == MODEL]
@@ -180,8 +180,8 @@ def _model_in_body(headers: Headers, body: bytes) -> str:
 
 
 def _require_others(caller: Caller, headers: Headers, fields: Mapping[str, Raw]) -> None:
-    """ModelNotAllowed for a model that a body names beside its own: to fall back to, or for a tool,
-    at any depth.
+    """ModelNotAllowed for a model that a body names in addition to its own: to fall back to, or for
+    a tool, at any depth.
 
     InvalidRequest where that cannot be known.
     """
@@ -219,14 +219,14 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _named_in(value: object, *, names: bool = False) -> Iterator[str]:
-    """Every text in a value's fields that are called like a model's; in ``names`` all texts are."""
+    """Every text in a value's fields that are named like a model's; in ``names`` all texts are."""
     if isinstance(value, str) and names:
         yield value
     elif isinstance(value, list):
         for each in value:
             yield from _named_in(each, names=names)
     elif isinstance(value, dict):
-        # Go's encoding/json takes Models for models; beside a model's own name are its options
+        # Go's encoding/json takes Models for models; next to a model's own name are its options
         named = {key for key in value if _NAMES_MODELS.fullmatch(key.casefold())}
         for key, inner in value.items():
             if key.casefold() not in _SAID or key in named:
@@ -272,20 +272,19 @@ _NAMING: Mapping[str, Kind] = {
         "model",
     ),
 }
-"""What is asked of the one model that the body names; a longer path stands before what it ends
-with.
+"""What is requested from the one model that the body names; a longer path precedes its own suffix.
 """
 _IN_PATH = frozenset({"deployments", "engines"})
 _PREFIX = re.compile(r"(?:/+v1)+(?=/)|/+openai(?=/+deployments/)")
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for.
+    """What a request is for.
 
     ``managed`` is a conversation, ``counted`` one that is only to be measured or summed up;
-    ``model`` is asked of one model; ``models`` lists them; ``other`` is the rest: files, batches,
-    stored answers, all that can have models ask or tell about other keys' requests. ``path`` stands
-    behind an upstream's base URL, ``model`` stood in the client's path.
+    ``model`` goes to one model; ``models`` lists them; ``other`` is the rest: files, batches,
+    stored answers, everything that can call models or reveal other keys' requests. ``path`` follows
+    an upstream's base URL, ``model`` was in the client's path.
     """
 
     kind: Kind
@@ -313,8 +312,8 @@ MANAGED: Final = {
 def route_of(method: str, target: str) -> Route | None:
     """None where there is none; ``target`` is percent-encoded.
 
-    ``/v1`` may be there twice, slashes may be doubled or stand at the end, and the model may be in
-    the path as in ``/openai/deployments/gpt-5/chat/completions`` (Azure) or
+    ``/v1`` may be there twice, slashes may be doubled or trailing, and the model may be in the path
+    as in ``/openai/deployments/gpt-5/chat/completions`` (Azure) or
     ``/v1/engines/gpt-5/completions``.
     """
     prefix = _PREFIX.match(target)
@@ -385,7 +384,7 @@ def for_managed(
 ) -> tuple[Destination, ClientRequest]:
     """The destination, and the request naming the model that its path names.
 
-    Raises ModelNotAllowed, and InvalidRequest where the model cannot be told.
+    Raises ModelNotAllowed, and InvalidRequest where the model cannot be determined.
     """
     if not is_decided_by_model(config, caller, route):
         return _to(config, caller, route, request.model), request
@@ -421,7 +420,8 @@ def for_relay(
 ) -> tuple[Destination, bytes | None]:
     """The destination of a request whose body was read, and the body naming its path's model.
 
-    Raises ModelNotAllowed, Forbidden, and InvalidRequest where the model has to be told and cannot.
+    Raises ModelNotAllowed, Forbidden, and InvalidRequest where the model is needed and cannot be
+    determined.
     """
     admit(caller, route)
     named = ""
@@ -429,7 +429,7 @@ def for_relay(
         try:
             named = _model_in_body(headers, body)
         except InvalidRequest:
-            # Whoever may relay may send files that name any model; but no conversation goes to a
+            # A key that may relay may send files that name any model; but no conversation goes to a
             # guessed provider.
             if route.kind != "other" or len(config.upstreams) > 1:
                 raise
@@ -447,7 +447,7 @@ def for_relay(
 
 
 def unread(config: Config, caller: Caller, route: Route, *, model: str = "") -> Destination:
-    assert not is_decided_by_model(config, caller, route)  # noqa: S101 - whoever asks has looked
+    assert not is_decided_by_model(config, caller, route)  # noqa: S101 - the caller has checked
     return _to(config, caller, route, model)
 
 
@@ -463,7 +463,7 @@ def by_weir(upstream: UpstreamSettings, caller: Caller, *, path: str, model: str
 
 
 def _to(config: Config, caller: Caller, route: Route, model: str) -> Destination:
-    """Once more judged: this is the only way to a destination for a client's request."""
+    """Judged once more: this is the only way to a destination for a client's request."""
     admit(caller, route)
     if model:
         caller.require(model)

@@ -1,14 +1,14 @@
-"""Whose is what a provider keeps: ids that went to a key in an answer are that key's, and nobody
-else may name them.
+"""Ownership of what a provider keeps: ids that a key received in an answer are that key's, and no
+other key may name them.
 
 Keys of Weir that go up with one credential of the operator's are one customer to the provider,
 which keeps answers, conversations, files, batches and more for that customer. So every id that an
 answer gives to such a key is remembered as its, by digest, and a request may name only those. A key
-with the permission ``shared`` is not judged, nor is who sends a credential of its own: there the
-provider judges.
+with the permission ``shared`` is not checked, nor is a caller with its own credential: there the
+provider checks.
 
-An item of a history that has what it says with it is no reference, whatever its id: clients send
-those back for good.
+A history item that includes its content is no reference, whatever its id: clients always send those
+back.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _SAID = frozenset(
         *("properties", "env", "response_format", "output_config", "text_format"),
     }
 )
-"""Objects that somebody made up: nothing in them is an id of the provider's."""
+"""Objects with free content: nothing in them is an id of the provider's."""
 _ECHOED = frozenset({"tools", "variables", "attributes"})
 """What an answer says again as the request had it."""
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
@@ -92,19 +92,19 @@ _COLLECTIONS = (
     *((name,) for name in ("uploads", "assistants", "threads", "evals", "videos", "skills")),
 )
 _METHODS_OF = frozenset({"compact", "input_tokens", "runs"})
-"""What stands where an id would, and is asked of a collection."""
+"""Path segments in the place of an id that name an operation on a collection."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._:~@=+,$-]+")
 _EVENTS = (
     *(b"response.created", b"response.output_item", b"response.completed", b"response.incomplete"),
     *(b"message_start", b"message_delta", b"content_block_start", b"thread."),
 )
-"""What the events are called that have ids for later requests."""
+"""Names of the events that have ids for later requests."""
 Named = tuple[str, str]
 
 
 def is_judged(caller: Caller, upstream: UpstreamSettings) -> bool:
-    """Whether a key is one of several for one credential of the operator's, and may not use what is
-    another's.
+    """Whether a key is one of several for one credential of the operator's, and may not use
+    another's ids.
     """
     return caller.name is not None and not upstream.passes_key and SHARED not in caller.allow
 
@@ -227,8 +227,8 @@ def _plain(value: object) -> object:
 
 
 def _named(place: str, value: object, field: str) -> Iterator[Named]:
-    """The ids within a value that stands in ``field``, by an own stack: it may be as deep as JSON
-    can be read.
+    """The ids within the value of ``field``, found with an explicit stack: it may be as deep as
+    JSON can be read.
     """
     waiting: list[tuple[str, object, str]] = [(place, value, field)]
     while waiting:
@@ -330,7 +330,7 @@ class ProviderIds:
         self._known: LRUCache[tuple[str, bytes], None] = LRUCache(REMEMBERED)
 
     def remember(self, tenant: str, ids: Iterable[str]) -> None:
-        """Know ids as a tenant's from now on; they are stored in a moment."""
+        """Record ids as a tenant's; they are stored in the background."""
         digests = {_digest(each) for each in ids}
         new = tuple(each for each in digests if (tenant, each) not in self._known)
         self._hold(tenant, digests)

@@ -1,10 +1,9 @@
-"""A key's limits where several processes share a database: what each of them lets in counts for
-all.
+"""A key's limits where several processes share a database: requests admitted by any of them count
+for all.
 
 A request of a key that has limits costs one statement before it begins. What a process has open is
-its own word, which it renews and takes back when it may; the word of one that has died ends by
-itself. Where the database does not answer each process keeps the limits alone, as where nothing is
-shared.
+a row of its own, which it renews and withdraws; the row of one that has died expires. Where the
+database does not answer, each process enforces the limits alone, as without a shared store.
 """
 
 import asyncio
@@ -19,8 +18,7 @@ from proxy.store.records import KeyUse, Refusal, StoreError
 log = logging.getLogger("weir")
 
 SETTLES = 0.1
-"""Seconds after which it is asked again whether too many requests are open: that one has ended is
-said behind it.
+"""Seconds after which a full limit is checked again: that a request has ended is stored after it.
 """
 
 
@@ -39,8 +37,8 @@ class SharedLimits:
     async def enter(
         self, key: str, *, rate: int | None, most: int | None, count: int = 1
     ) -> KeyUse | None:
-        """The refusal of a request that this process has let in; None where it may begin, or nobody
-        can say. In its minute it counts as ``count``.
+        """The refusal of a request that this process has let in; None where it may begin, or where
+        that is unknown. In its minute it counts as ``count``.
         """
         if key in self._forgotten:
             await self.settle()
@@ -71,9 +69,7 @@ class SharedLimits:
         return use
 
     def left(self, key: str) -> None:
-        """Have the others know, if what they know of this process's open requests is no
-        longer so.
-        """
+        """Update the stored number of this process's open requests, if it has changed."""
         if key in self._said and self._said[key] != self._open_here(key):
             self._changed.add(key)
             self._say()
@@ -84,12 +80,12 @@ class SharedLimits:
         self._say()
 
     async def renew(self) -> None:
-        """Say again what is open here, before it is no longer believed."""
+        """Renew what is open here, before it expires."""
         self._changed |= {key for key, count in self._said.items() if count}
         await self.settle()
 
     async def settle(self) -> None:
-        """Return once everything is said, or could not be."""
+        """Return once everything is stored, or could not be."""
         self._say()
         if self._saying is not None:
             await asyncio.wait({self._saying})

@@ -84,8 +84,8 @@ class _CommandTable(click.Group):
 
 
 def _suggestion(fault: click.UsageError) -> str:
-    """`` Did you mean 'serve'?`` for a command that is spelt nearly like that; click says so of
-    options alone.
+    """`` Did you mean 'serve'?`` for a command that is spelt nearly like that; click does so for
+    options only.
     """
     if fault.ctx is None or not isinstance(fault.ctx.command, click.Group):
         return ""

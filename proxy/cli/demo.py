@@ -128,7 +128,7 @@ class Side:
         except openai.APIConnectionError as error:
             self._refuse("connection_error", str(error), arrived=0)
         else:
-            assert usage is not None  # noqa: S101 - the simulator tells it
+            assert usage is not None  # noqa: S101 - the simulator reports it
             self._count(usage, needed, raw.headers)
 
     def _refuse(self, code: str, message: str, *, arrived: int) -> None:
@@ -222,7 +222,7 @@ class Playback:
 
 @asynccontextmanager
 async def playing(show: Demonstration) -> AsyncIterator[Playback]:
-    """A simulator, a Weir in front of a second one, and a client of each; all of it ends with the
+    """A simulator, a Weir in front of a second one, and a client of each; all of them end with the
     block.
 
     Two simulators, so that neither side finds the other's prompts in the cache.
@@ -353,7 +353,7 @@ def _database(keep: Path | None) -> Iterator[Path]:
 async def _play(
     show: Demonstration, screen: Console, *, pause: float
 ) -> tuple[Playback, list[RemovedRow]]:
-    async with opened(show.url):  # what is wrong with the file is said in one line, not by a server
+    async with opened(show.url):  # a fault of the file is reported in one line, not by a server
         pass
     async with playing(show) as played:
         with _view(played, screen) as view, _no_log():

@@ -1,6 +1,4 @@
-"""``weir doctor``: everything that a request will need, looked at once, a line each with what to
-do.
-"""
+"""``weir doctor``: everything that a request needs, checked once, a line each with what to do."""
 
 import asyncio
 import errno
@@ -46,7 +44,7 @@ from proxy.upstream.client import credential_field
 from proxy.wire.counting import Tokenizer
 
 SECONDS = 10.0
-# retention does not believe a clock that is a day ahead
+# retention ignores a clock that is a day ahead
 CLOCK_WARN = 60.0
 CLOCK_FAIL = DAY
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

@@ -41,15 +41,13 @@ from proxy.models.facts import ModelFacts
 from proxy.upstream.client import Client, Upstreams, providers_for
 
 SECONDS = 300.0
-"""Longest wait for one answer: nobody waits for it, and a model on one's own machine takes its
-time.
+"""Longest wait for one answer: no client waits for it, and a local model may be slow.
 """
 AT_ONCE = 4
 TENANT = "0" * 32
 UNLIMITED = 1 << 60
 INPUT_SHARE = 0.7
-"""Share of a model's window that a question with its material may take: its tokenizer may be
-another one.
+"""Share of a model's window that a question with its material may take: its tokenizer may differ.
 """
 USUAL_WINDOW = 8_192
 CHARACTERS_A_TOKEN = 4
@@ -65,8 +63,8 @@ TITLES = (
 
 @dataclass(slots=True, kw_only=True)
 class Models(EffectHandler):
-    """Has models asked: by purpose another than the ``default``, all together for so many
-    ``tokens`` at most.
+    """Calls models: by purpose another than the ``default``, all together for so many ``tokens`` at
+    most.
     """
 
     config: Config
@@ -96,7 +94,7 @@ class Models(EffectHandler):
         destination = by_weir(upstream, caller, path=CHAT_PATH, model=model)
         send = partial(self._upstreams.post, destination)
         most = (len(effect.system) + len(effect.prompt)) // CHARACTERS_A_TOKEN + effect.max_tokens
-        async with self._turns:  # a server with one slot has the others wait, and their time runs
+        async with self._turns:  # a server with one slot makes the others wait while time runs
             if self.taken + most > self.tokens:
                 return Failed("budget")
             self.taken += most
@@ -186,8 +184,8 @@ class Evaluated:
 async def compactions(
     script: Script, scenario: Managed
 ) -> AsyncIterator[tuple[int, Contexts, Coverage]]:
-    """For each batch the messages of its request, what was sent for them, and what that has of the
-    whole.
+    """For each batch the messages of its request, what was sent for them, and what that keeps of
+    the whole.
     """
     recording = script.recording
     archived: set[int] = set()

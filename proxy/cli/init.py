@@ -19,7 +19,7 @@ from proxy.config.loading import environment, load_config
 
 OPENAI = "https://api.openai.com/v1"
 DEFAULTS = files("proxy") / "defaults"
-PASS = "pass"  # noqa: S105 - the word that stands where a key would
+PASS = "pass"  # noqa: S105 - the word in place of a key
 VARIABLES = {
     "api.openai.com": "OPENAI_API_KEY",
     "api.anthropic.com": "ANTHROPIC_API_KEY",

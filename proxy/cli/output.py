@@ -20,8 +20,7 @@ from proxy.cli.shared import Findings, moment, tame
 WIDTH = 200
 """Columns where standard output is no terminal, so that nothing is cut in a pipe."""
 SHORT = 24
-"""Cells up to this width stay on one line: as wide as what is said of tokens, and as a generated
-name.
+"""Cells up to this width stay on one line: as wide as token counts and as a generated name.
 """
 SECONDS_BETWEEN_LINES = 5.0
 MONEY = frozenset({"cost", "cost_saved", "summarizer_cost"})
@@ -158,8 +157,8 @@ def console(width: int = WIDTH) -> Console:
 
 @contextmanager
 def progress(label: str) -> Iterator[Progressed]:
-    """A function to be told what is done, of how much, and in a line: a bar on a terminal, else a
-    line at times.
+    """A function that takes what is done, the total, and a line of text: it draws a bar on a
+    terminal, else prints a line now and then.
     """
     screen = Console(stderr=True, highlight=False)
     if not screen.is_terminal:

@@ -63,8 +63,8 @@ NARROW = 120
 WIDE = 300
 WINDOWS = (8_192, 32_768, 131_072)
 BUSY_TIMEOUT = 1.0
-"""Seconds for which a database that somebody writes is waited for: without it the list is short of
-what it holds.
+"""Seconds to wait for a database that is being written: without it the list lacks the policies
+stored in it.
 """
 FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileValues))
 POLICY_KEYS = frozenset(each.name for each in dataclasses.fields(ContextSettings))

@@ -24,7 +24,7 @@ from proxy.config.values import Config
 
 STARTS_WITHIN = 60.0
 STOPS_WITHIN = 35.0  # limits.grace and a little
-# as shells have it
+# as shells do
 NOT_FOUND = 127
 NOT_RUNNABLE = 126
 TYPED = (signal.SIGINT, signal.SIGQUIT)
@@ -121,8 +121,8 @@ def weir_address(url: str | None, config: Config) -> str:
 
 
 def _own_environment(program: str, config: Config) -> dict[str, str]:
-    """Of a Weir that is started for a command: Claude Code has no use for OpenAI, or for
-    its key.
+    """The upstream of a Weir that is started for a command: Claude Code does not use OpenAI, or its
+    key.
     """
     env = {**environment(), "WEIR_DRAIN": "0"}  # nobody but the command was sent here
     if Path(program).name == "claude" and config.path is None and not env.get(UPSTREAM):
@@ -191,7 +191,7 @@ def _arguments(root: str, program: str, env: Mapping[str, str], *, mcp: bool) ->
         variable = next((each for each in CLAUDE_KEYS if env.get(each)), None)
         headers = {"Authorization": f"Bearer ${{{variable}}}"} if variable is not None else {}
         servers = {"weir": {"type": "http", "url": f"{root}{MCP}", "headers": headers}}
-        # with =, since a value after a blank would take the words behind it with it
+        # with =, since a value after a blank would take the words after it with it
         return [f"--mcp-config={json.dumps({'mcpServers': servers})}", "--allowedTools=mcp__weir"]
     return []
 

@@ -82,7 +82,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
     """
     flags = Flags(**values)  # type: ignore[arg-type]  # the options above, by the same names
     config = loaded(path, flags)
-    if not config.simulate:  # it asks for another reading, which would end what is not ready for it
+    if not config.simulate:  # a SIGHUP before the handler is installed would end the process
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         telemetry = Telemetry.create(_telemetry_settings(config))
@@ -106,7 +106,7 @@ def serve(*, path: Path | None, log_format: str, **values: object) -> None:
 
 
 class _Process:
-    """What a process was started with, its log, and the tokenizer for all that it counts."""
+    """What a process was started with, its log, and its tokenizer."""
 
     def __init__(
         self, path: Path | None, flags: Flags, log_format: str, telemetry: Telemetry
@@ -180,13 +180,13 @@ def installed_plugins() -> tuple[Plugin, ...]:
 
 
 def _listening(config: Config) -> socket.socket:
-    """Bound before anything is announced, so that the announced port is the true one."""
+    """Bound before anything is announced, so that the announced port is correct."""
     return listening(config.listen.host, config.listen.port)
 
 
 def _check_store(config: Config) -> Keyring:
-    """Open the store once, so that what is wrong with it is said before anybody connects; the keys
-    there are.
+    """Open the store once, so that its faults are reported before a client connects; returns its
+    keys.
     """
 
     async def check() -> Keyring:
@@ -221,8 +221,8 @@ def _limits(config: Config) -> ServerLimits:
 
 
 def _most_connections() -> int:
-    """Clients' connections for which there are descriptors, beside as many to upstreams, as many
-    that are refused.
+    """Clients' connections for which there are descriptors, in addition to as many to upstreams,
+    and as many that are refused.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
@@ -265,8 +265,8 @@ def _logging(handler: QueuedLog) -> Iterator[None]:
     try:
         yield
     finally:
-        # Without any handler a library's thread would print to standard error itself, secrets and
-        # all, and hang there.
+        # Without any handler a library's thread would print to standard error itself, secrets
+        # included, and block there.
         logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger().removeHandler(handler)
         handler.stop()
@@ -277,7 +277,7 @@ def _log_to(handler: logging.Handler) -> None:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("weir").setLevel(logging.INFO)
-    # Python prints these with the words of the exception.
+    # Python prints these with the exception's text.
     threading.excepthook = lambda found: log.error("a thread ended", exc_info=found.exc_value)
     sys.unraisablehook = lambda found: log.error(
         "an exception could not be raised", exc_info=found.exc_value
@@ -320,7 +320,7 @@ def _announce(config: Config, port: int, keys: Keyring, making: str) -> None:
         f"  what it does is shown at {root}/weir/ui",
         *(f"  warning: {warning}" for warning in config.warnings),
     )
-    # a log that cannot be written keeps nobody from being served
+    # a log that cannot be written does not stop the service
     with contextlib.suppress(OSError):
         for line in lines:
             click.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""What commands share: options and the configuration these make, the store beside a running Weir,
+"""What commands share: options and the configuration these make, the store next to a running Weir,
 JSON and plain lines.
 
 And one GET at a time, of a Weir or an upstream, with the standard library alone.
@@ -78,8 +78,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def given_again(path: Path | None, store: str | None = None) -> str:
-    """The options that name a configuration and a store, for a command that somebody is told to
-    type.
+    """The options that name a configuration and a store, for a command that a message tells the
+    user to type.
     """
     options = (("--config", path), ("--store", store))
     return "".join(
@@ -250,7 +250,7 @@ def writing(config: Config, write: Callable[[Store], Awaitable[T]], *, create: b
 
 @contextlib.asynccontextmanager
 async def opened(url: str, **how: Any) -> AsyncIterator[Store]:
-    """A store for a moment, beside a Weir that may be running, as ``Store.open``; its errors as
+    """A store for a moment, next to a Weir that may be running, as ``Store.open``; its errors as
     one-line failures.
     """
     try:
@@ -275,8 +275,8 @@ async def named(store: Store) -> list[ConversationRow]:
 
 
 async def found(store: Store, name: str) -> ConversationRow:
-    """The conversation with this name or id. Fails for none, and for one of several that different
-    keys named so.
+    """The conversation with this name or id. Fails for none, and where several keys have a
+    conversation of that name.
     """
     row = await store.conversation(None, name)
     known = await named(store)
@@ -366,7 +366,7 @@ def get(
 
 
 def is_weir(root: str) -> bool | None:
-    """Whether a Weir answers at ``http://host:port``, None where nobody does."""
+    """Whether a Weir answers at ``http://host:port``, None where nothing does."""
     try:
         answer = get(f"{root}/healthz", seconds=HEALTH_SECONDS)
     except Unreached:

@@ -72,7 +72,7 @@ async def usage(
 
 
 SUMMED = ("team", "key")
-"""What sums up all that keys took, whoever's it was."""
+"""The group that sums up the usage of all keys."""
 FIGURES = (
     "key group requests failed tokens_before tokens_after tokens_saved cached completion cost"
     " cost_saved summarizer_cost"

@@ -23,7 +23,7 @@ Dollars = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 class Budget:
     """What may be used in each ``period``: ``tokens`` of prompts and answers, US ``dollars``.
 
-    A ``hard`` one refuses what comes beyond it; one that is not only says so.
+    A ``hard`` one refuses requests beyond it; others only report it.
     """
 
     period: Period
@@ -66,7 +66,7 @@ class TeamSettings:
 def budget_in(text: str) -> Budget:
     """The budget that a text like ``day,tokens=1000000`` or ``month,dollars=50,soft`` says.
 
-    Raises ValueError, which says what to write.
+    Raises ValueError that says what to write.
     """
     period, *parts = (part.strip() for part in text.split(","))
     given: dict[str, object] = {"period": period}

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from proxy.errors import redact_shapes
 
 KeyPath = tuple[str | int, ...]
-"""Where a value stands in the data: ``("models", 0, "match")`` is ``models[0].match``."""
+"""The path of a value in the data: ``("models", 0, "match")`` is ``models[0].match``."""
 
 MAX_DEPTH = 32
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,7 +39,7 @@ class ConfigError(ValueError):
     Attributes:
         problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key;
         …``, without what
-            looks like a credential: a key may stand where a name should.
+            looks like a credential: a key may be in the place of a name.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -162,7 +162,7 @@ class _Reader:
     """Makes values of the events of PyYAML's parser.
 
     Its composer and ``safe_load`` recurse once a level until the stack is full, and let a few
-    aliases stand for gigabytes. Keys are words; so are dates, and on, off, yes and no, which YAML
+    aliases expand to gigabytes. Keys are words; so are dates, and on, off, yes and no, which YAML
     1.1 reads as booleans.
     """
 
@@ -172,7 +172,7 @@ class _Reader:
         self._name = name
         self._env = env
         self._anchors: dict[str, tuple[object, int]] = {}
-        self._read = 0  # characters, each alias counting as what it stands for
+        self._read = 0  # characters, each alias counting as what it refers to
         self.places: dict[KeyPath, str] = {}
         self.problems: list[str] = []
 
@@ -293,8 +293,7 @@ GONE: Mapping[str, str] = types.MappingProxyType(
         ),
     }
 )
-"""Keys that there were once, with those of a policy as they are in it, to what is to be done
-instead.
+"""Maps removed keys (those of a policy as they appear in it) to what to do instead.
 """
 
 Value = typing.TypeVar("Value")
@@ -313,7 +312,7 @@ def typed(shape: type[Value], document: Document, *, at: KeyPath = ()) -> Value:
         as what its own
             ``Field`` would say (``alias``, ``ge``, …), their metadata.
         document: data whose root becomes the value.
-        at: where that root stands in the file, for messages.
+        at: where that root is in the file, for messages.
     """
     try:
         return typing.cast("Value", _validated(shape, document.data))
@@ -355,8 +354,8 @@ def _validated(shape: type, data: object) -> object:
 
 @functools.cache
 def adapter(shape: typing.Any) -> TypeAdapter[typing.Any]:
-    """What validates and dumps a tuple of one ``shape``: only through it does a plain dataclass get
-    a configuration.
+    """What validates and dumps a tuple of one ``shape``: only this way can a plain dataclass have a
+    configuration.
     """
     return TypeAdapter(tuple[shape], config=ConfigDict(extra="forbid"))
 

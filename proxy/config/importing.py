@@ -181,7 +181,7 @@ def _cascade(preset: str, layers: Mapping[str, Mapping[str, Any]]) -> list[dict[
 
 
 def _taken(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that the scorer takes: its own weights stand in place of a set's name."""
+    """The parameters that the scorer takes: its own weights replace a set's name."""
     takes = _TAKES.get(params["scorer"], ())
     weighs = any(name.startswith("weight_") for name in params)
     if params["scorer"] != "hybrid" or weighs:

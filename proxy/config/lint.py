@@ -1,8 +1,8 @@
 """What a cascade may name, what is wrong with a policy, and what is allowed but probably not meant.
 
 ``faults`` stop a policy from being loaded. ``cautions`` are for ``weir policy lint``; the few of
-them that show only when money is lost are also said when a policy is loaded (``grave``). Each has
-the key that it is about.
+them that otherwise show only when money is lost are also reported when a policy is loaded
+(``grave``). Each has the key that it is about.
 """
 
 import math
@@ -22,7 +22,9 @@ ASKING = frozenset(name for name, strategy in STRATEGIES.items() if strategy.ask
 
 
 Parameters = Mapping[str, Mapping[str, Any]]
-"""What each parameter may be: its ``kind``, and perhaps ``least``, ``most`` and ``words``."""
+"""The values that each parameter accepts: its ``kind``, and perhaps ``least``, ``most`` and
+``words``.
+"""
 
 LAYERS: Mapping[str, Parameters] = {
     name: strategy.parameters() for name, strategy in STRATEGIES.items()
@@ -124,7 +126,7 @@ def faults(settings: ContextSettings) -> Found:
 
 
 def grave(settings: ContextSettings) -> Found:
-    """Cautions that are also said when a policy is loaded."""
+    """Cautions that are also reported when a policy is loaded."""
     if settings.mode is Mode.OFF:
         return
     headroom = _headroom(settings)

@@ -1,12 +1,12 @@
 """YAML, environment and flags as one frozen ``Config``, and what changes of it while Weir runs.
 
-Flags stand above the environment, which only this module reads, that above the file, that above the
-defaults in ``values``. Everything is checked before it is used: ``load_config`` answers with a
-whole ``Config`` or raises ``ConfigError``.
+Flags override the environment, which only this module reads; that overrides the file, and that the
+defaults in ``values``. Everything is checked before it is used: ``load_config`` returns a whole
+``Config`` or raises ``ConfigError``.
 
 Files are looked at every two seconds, and at once on SIGHUP. What is read anew holds from the next
-request on; what cannot be read leaves the old configuration in force and is said once, with file
-and line. Listener, store, telemetry and limits stay as they were at the start.
+request on; what cannot be read leaves the old configuration in force and is reported once, with
+file and line. Listener, store, telemetry and limits stay as they were at the start.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ _SOURCES: Mapping[KeyPath, tuple[str, str]] = {
     ("telemetry", "otlp_protocol"): ("OTEL_EXPORTER_OTLP_PROTOCOL", ""),
     ("telemetry", "service_name"): ("OTEL_SERVICE_NAME", ""),
 }
-"""What stands above the file: the variable and, above that, the flag for a value; empty where there
+"""What overrides the file: the variable and, before that, the flag for a value; empty where there
 is none.
 """
 
@@ -216,7 +216,7 @@ def _policies(document: Document) -> tuple[dict[str, ContextSettings], list[str]
 
 
 def _mode(file: FileValues) -> Literal["auto", "open", "keys"]:
-    """``auto`` where only the store can tell: open until a key was made there."""
+    """``auto`` where only the store knows: open until a key is made there."""
     if file.auth.mode != "auto":
         return file.auth.mode
     return (
@@ -310,13 +310,13 @@ def overridden(config: Config) -> Iterator[str]:
 
 
 def stamps(config: Config) -> Stamps:
-    """What tells that a file was written anew, for the configuration's file and every preset."""
+    """What shows that a file was rewritten, for the configuration's file and every preset."""
     return stamped(path for path in (config.path, *preset_paths()) if path is not None)
 
 
 def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, ...]]:
-    """The new configuration with what can only change with a restart as it was, and what of that
-    would have changed.
+    """The new configuration with restart-only values unchanged, and the names of those that would
+    have changed.
     """
     kept: list[str] = [name for name in _FIXED if getattr(old, name) != getattr(fresh, name)]
     store = dataclasses.replace(fresh.store, url=old.store.url, content=old.store.content)
@@ -335,9 +335,7 @@ def as_far_as_possible(old: Config, fresh: Config) -> tuple[Config, tuple[str, .
 
 
 def changes(old: Config, new: Config, *, at: float) -> Iterator[AuditEvent]:
-    """What the audit says of policies, keys and the default that are others than before: digests,
-    and no secret.
-    """
+    """Audit entries for changed policies, keys and default: digests, and no secret."""
     for name in sorted(old.policies.keys() | new.policies.keys()):
         before = old.policies.get(name)
         after = new.policies.get(name)
@@ -415,7 +413,7 @@ class Reload:
                 any(at.startswith(f"{each.path}:") for at in each.places.values())
                 for each in (old, fresh)
             ]
-            # as on a full disk: the defaults send what clients say to another upstream
+            # as on a full disk: the defaults would send clients' content to another upstream
             if read == [True, False]:
                 raise ConfigError(f"{fresh.path}: is empty")  # noqa: TRY301 - said like any other fault
         except (ConfigError, OSError) as error:
@@ -444,8 +442,8 @@ class Reload:
 @contextlib.asynccontextmanager
 async def reloading(reload: Reload) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    # not the loop's own way: where it takes a handler back, SIGHUP ends the process until another
-    # is set
+    # not by the loop's own function: after it removes a handler, SIGHUP ends the process until
+    # another is set
     before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload.ask))
     watching = asyncio.create_task(reload.watch(), name="weir-reload")
     try:

@@ -38,7 +38,7 @@ _DISABLED: Mapping[str, Mapping[str, object]] = {
     "health": {"enabled": False},
     "checkpoints": {"save_at": None},
 }
-"""What ``off`` stands for."""
+"""What ``off`` means."""
 
 
 def preset_directory() -> Path:
@@ -62,7 +62,7 @@ def preset_policies() -> Mapping[str, ContextSettings]:
 
 
 Stamps = tuple[tuple[Path, int, int, int], ...]
-"""What tells that files were written anew: of each when, which one, and its size."""
+"""What shows that files were rewritten: for each its time, identity and size."""
 
 
 def stamped(paths: Iterable[Path]) -> Stamps:
@@ -105,7 +105,7 @@ def _made_presets(stamps: Stamps) -> Mapping[str, ContextSettings]:
 
 
 def _over(base: Document, own: Document, at: KeyPath = ()) -> Document:
-    """A policy over what it is made from; ``at`` is where it stands in its file."""
+    """A policy over what it is made from; ``at`` is its path in its file."""
     places = {(*at, *path): place for path, place in base.places.items() if path[0] not in own.data}
     data = _merged(base.data, _settled(own.data))
     return Document(name=own.name, data=data, places={**places, **own.places})
@@ -121,7 +121,7 @@ def policy_from(
     """The policy ``name``: its preset (its namesake, else ``balanced``) with ``own`` over it;
     ConfigError.
 
-    ``at`` is where ``own`` stands in the file, for messages.
+    ``at`` is where ``own`` is in the file, for messages.
     """
     whole = _over(_base(name, own, presets, at), own, at)
     data = {key: value for key, value in whole.data.items() if key != "about"}
@@ -209,8 +209,8 @@ def uses_shapes(settings: ContextSettings) -> bool:
 
 
 def policy_amounts(settings: ContextSettings, window: int) -> dict[str, object]:
-    """What the policy's shares come to in a window: tokens reserved, usable, by bucket, and where
-    each layer acts.
+    """The policy's shares as tokens in a window: tokens reserved, usable, by bucket, and where each
+    layer acts.
 
     ``trigger`` is the most that a request may have before any layer about the whole of it is due; a
     layer is due from ``acts_at`` tokens in its scope on, 0 for one that always is. Both are
@@ -267,7 +267,7 @@ def read_policy(name: str, text: str) -> Mapping[str, object]:
 
 
 def policies_in(document: Document) -> dict[str, Document]:
-    """What stands under ``policies`` of a file, each as a document of its own; empty where it is no
+    """The entries under ``policies`` of a file, each as a document of its own; empty where it is no
     mapping.
     """
     given = document.data.get("policies")

@@ -23,7 +23,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6, "KiB": 2**10, "KB": 10**3, "B": 1}
 _FACTORS = {"": 1} | {name.lower(): factor for name, factor in _SIZES.items()}
 
-PASS = "pass"  # noqa: S105 - the word that stands where a secret would
+PASS = "pass"  # noqa: S105 - the word in place of a secret
 MASK = "***"
 AS_WRITTEN = "as written"
 """The context in which a dump has times and sizes with their units."""
@@ -215,14 +215,12 @@ class UpstreamSettings:
     """One provider.
 
     Attributes:
-        base_url: for ``openai``: what stands before ``/chat/completions``, without a slash at the
-        end.
+        base_url: for ``openai``: what precedes ``/chat/completions``, without a slash at the end.
         api_key: the operator's key, or ``pass`` for the client's own.
         auth: the header that a key goes up in; None for the one that the host is known to want,
         else ``bearer``.
         provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``);
-        else who stands
-            behind the address, where that does not say it.
+        else the provider at the address, where that does not say it.
         speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others
         are relayed.
         api_base: for ``litellm``: another address than the provider's usual one.
@@ -269,7 +267,7 @@ class UpstreamSettings:
 
     @cached_property
     def has_deployments(self) -> bool:
-        """Whether models stand in its paths: Azure OpenAI before its ``/openai/v1``."""
+        """Whether models are in its paths: Azure OpenAI before its ``/openai/v1``."""
         return (self.base_url or "").endswith(".azure.com/openai")
 
     @cached_property
@@ -312,7 +310,7 @@ TenantSource = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
-    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` as keys exist.
+    """Who may call: ``keys`` only the known keys, ``open`` anybody, ``auto`` by whether keys exist.
 
     ``tenant`` says whose conversations a request's are: ``key`` each key's own, ``single``
     everybody's in common, ``header:NAME`` by what that header says. None: in common among those who
@@ -372,7 +370,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSettings:
-    """Where alerts go beside the log and the metrics.
+    """Where alerts go in addition to the log and the metrics.
 
     Attributes:
         webhook: address that gets a POST for each; it may hold a credential, and is never shown.
@@ -470,10 +468,10 @@ class Config(FileValues):
 
     Attributes:
         path: the file that was read, None without one.
-        simulate: nothing names an upstream, so Weir stands in front of its own simulator.
+        simulate: nothing names an upstream, so Weir is in front of its own simulator.
         upstreams: by name; the first one takes the models that no rule sends elsewhere.
         policies: presets and the file's own, by name.
-        window: tokens from ``--window``; it stands above every policy's.
+        window: tokens from ``--window``; it overrides every policy's.
         from_files: the same without those that were set over HTTP since.
         warnings: what is allowed but probably not meant, one line each.
         places: where a value came from, by its path; absent for a default.
@@ -496,7 +494,7 @@ class Config(FileValues):
 
     @property
     def public_origin(self) -> str | None:
-        """What browsers say as ``Origin`` that have a page of Weir's from ``public_url``."""
+        """The ``Origin`` that browsers send for a page of Weir's at ``public_url``."""
         return None if self.public_url is None else origin_of(self.public_url)
 
     def policy(self, name: str | None = None) -> ContextSettings:

@@ -53,11 +53,12 @@ log = logging.getLogger("weir.conversation")
 MAX_ENDS = 150_000
 MAX_BRANCHES = 20_000
 MAX_HELD = 48 << 20
-"""Bytes of what was decided on conversations; of others it is read from the store when they go on.
+"""Bytes of decisions kept in memory; those of other conversations are read from the store when they
+continue.
 """
 MAX_REMOVED = 10_000
 MAX_VIEWS = 16
-"""Of a thread in memory: an upstream that names another limit in each of its refusals would make
+"""Views of a thread in memory: an upstream that names another limit in each refusal would create
 one for each.
 """
 
@@ -134,7 +135,7 @@ class Conversations:
         """What was decided on a thread for one window; a new one begins with what was for the next
         larger one.
 
-        Whoever comes while it is opened waits for that: nothing is decided on one that is not
+        A request that arrives while it is opened waits: nothing is decided on one that is not
         whole.
         """
         if window not in thread.views:
@@ -246,7 +247,7 @@ class Conversations:
         newest = thread.known_at(view, length, observed=observed).newest
         if newest == last:  # this request may be known, and what the last one ended with gone
             length = min(length, newest - 1)
-        # who goes far back has what he had then anyway
+        # a client that goes far back has its earlier state anyway
         if not max(0, length) < newest <= length + REWRITTEN:
             return ()
         async with thread.lock:
@@ -263,7 +264,7 @@ class Conversations:
                         thread.branch, length, self._clock(), window=view.window
                     )
                 )
-            except StoreError as error:  # it holds on
+            except StoreError as error:  # it stays
                 if isinstance(error, StaleVersion) and error.current > thread.branch.version:
                     with contextlib.suppress(StoreError):
                         await self.reload(thread)
@@ -345,7 +346,7 @@ class Conversations:
     def _in_memory(self, transcript: Transcript, seed: bytes, name: str | None) -> Match | None:
         """The thread of the longest prefix that a request ended at, or came near to before a user
         message that is another one now: clients rewrite the newest user message from turn to turn.
-        Or of the longest that one had, where what comes next is what its client moves.
+        Or of the longest prefix of one, where the next messages are those that its client moves.
         """
         chain = transcript.chain
         messages = transcript.messages
@@ -383,7 +384,7 @@ class Conversations:
         return fitted
 
     def _fitted(self, found: Match, seed: bytes, name: str | None) -> Match | None:
-        """The match once the messages are left out that the client moves; None where it is of
+        """The match once the messages are left out that the client moves; None where it belongs to
         another conversation.
         """
         thread = found.thread
@@ -554,7 +555,7 @@ class _Threads(OrderedDict[str, Thread]):
 
 
 def _opening(transcript: Transcript) -> int:
-    """How many messages of the history stand before its first answer."""
+    """How many messages of the history precede its first answer."""
     messages = transcript.messages
     head = transcript.head
     indices = (i for i in range(head, len(messages)) if i not in transcript.floating)

@@ -26,20 +26,20 @@ from proxy.store.records import Branch, Change
 from proxy.wire.raw import Raw, read_value
 
 UNKNOWN = Trend()
-# aider's two messages about files, its rules behind the newest message, and that message
+# aider's two messages about files, its rules after the newest message, and that message
 REWRITTEN_END = 4
 TAIL = 24
-"""Messages at the end of a request among which those are looked for that the client moves."""
+"""Messages at the end of a request that are searched for those that the client moves."""
 MAX_FLOATING = 16
 GENERATED = "conv-"
 OWN_DIGITS = 20
 RESUMED_DIGITS = 8
-"""Of the id of a conversation without a name: its own, and behind them those of what it resumes."""
+"""Of the id of a conversation without a name: its own, followed by those of what it resumes."""
 OWN_SIZE = 4_096
 """Bytes that a thread takes in memory without the texts that were decided on."""
 BESIDE_TEXT = 512
 BYTES_OF_A_CHARACTER = 2
-"""Of a text in which one character is beyond Latin-1, as the ellipsis of an extract is."""
+"""Bytes a character, of a text in which one is beyond Latin-1, as the ellipsis of an extract is."""
 OWN_HEADER = b"x-weir-conversation"
 RESUME_HEADER = b"x-weir-resume"
 PARENT_HEADER = b"x-weir-parent"
@@ -61,7 +61,7 @@ _METADATA_KEYS = ("conversation_id", "session_id", "thread_id", "chat_id")
 _BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 
 Owner = tuple[str, ...]
-"""Whose history a request's is, beside its tenant: of nobody by name, of a name, or of what it
+"""Whose history a request's is, in addition to its tenant: unnamed, of a name, or of what it
 resumes.
 """
 
@@ -93,7 +93,7 @@ class Prefix(NamedTuple):
     Attributes:
         head: a hash of its system messages, ``tools`` of its tool definitions, both as the client
         sent them.
-        end: the chain's hash after its ``length`` messages behind the head.
+        end: the chain's hash after its ``length`` messages after the head.
         pruned: names of the tools whose definitions were left out.
         hit_ratio: share of it that was read from the provider's cache, None where that was not
         reported.
@@ -143,11 +143,11 @@ class Thread:
     prepared that was of no use, else 0, ``preparing`` is set once the summary is there that is
     being prepared, None while none is, and ``health`` is what the store has of the conversation's
     health and nobody has taken over yet, as JSON. ``stored`` says that the store has had it,
-    ``inspected`` how many messages of its requests were given to who keeps them to be looked at,
-    ``still`` what was read of the first of its requests that seem to be cut in silence, and what
-    was sent. ``tail`` are the digests of the newest messages of the last request, as one text, and
-    ``before`` the hash of the history in front of them. ``opening`` lets one request at a time open
-    a view, ``dropped`` are the windows of those that the store alone has.
+    ``inspected`` how many messages of its requests were given to the inspection store, ``still``
+    what was read of the first of its requests that seem to be cut in silence, and what was sent.
+    ``tail`` are the digests of the newest messages of the last request, as one text, and ``before``
+    the hash of the history in front of them. ``opening`` lets one request at a time open a view,
+    ``dropped`` are the windows of those that the store alone has.
     """
 
     branch: Branch
@@ -244,8 +244,8 @@ class Thread:
     def apply(self, change: Change, version: int) -> None:
         """Remember a change that is now ``version``; what was only observed starts anew from it.
 
-        After a cut the prepared summary that its plan knew of waits no longer; one that came
-        meanwhile is for the next.
+        After a cut the prepared summary that its plan knew is dropped; one that was made meanwhile
+        is for the next.
         """
         for view in self.views.values():
             if change.window in (view.window, EVERY_WINDOW) and (
@@ -297,8 +297,8 @@ class Thread:
         self.has_notes = False
 
     def _follow(self, trend: Trend | None) -> None:
-        """Take over how the requests of one window have grown, as far as others have seen more of
-        them.
+        """Take over how the requests of one window have grown, as far as other processes have seen
+        more of them.
         """
         if trend is None:
             return
@@ -386,9 +386,9 @@ def _without(transcript: Transcript, digests: AbstractSet[bytes], seed: bytes) -
 def _moved(transcript: Transcript, tail: bytes, before: bytes) -> tuple[tuple[bytes, ...], int]:
     """The digests of what its client has moved, inserted or replaced since the last request, of
     which ``tail`` are the newest digests and ``before`` the hash in front of them, and how many
-    messages are as they were beside those.
+    other messages are unchanged.
 
-    Nothing where the rest of the history does not stand as it was: then the client has edited it.
+    Nothing where the rest of the history has changed: then the client has edited it.
     """
     said = [tail[at : at + HASH_SIZE] for at in range(0, len(tail), HASH_SIZE)]
     places = transcript.lasting
@@ -448,9 +448,7 @@ def _has_moved(there: Message, distance: int, *, instead: Message) -> bool:
 
 
 def _is_in_its_place(there: Message, said: Sequence[bytes]) -> bool:
-    """Whether a message may be another text for what stood at the same distance from the end, and
-    is gone.
-    """
+    """Whether a message may replace one that was at the same distance from the end and is gone."""
     return there.is_head or (there.role == "user" and _may_move(there) and there.digest not in said)
 
 
@@ -466,7 +464,7 @@ def inherited(ledger: Ledger, transcript: Transcript) -> Ledger:
 
 
 def state_of_fork(known: ConversationState, length: int) -> ConversationState:
-    """What a fork takes over that shares ``length`` messages, beside what was decided."""
+    """What a fork that shares ``length`` messages takes over, in addition to the decisions."""
     same = known.checkpoint is not None and known.checkpoint_length <= length
     return ConversationState(
         prepared=known.prepared,

@@ -1,4 +1,4 @@
-"""The pages at ``/weir/ui``. What draws them is loaded with the first page that is asked for."""
+"""The pages at ``/weir/ui``. What draws them is loaded with the first page that is requested."""
 
 import asyncio
 import importlib

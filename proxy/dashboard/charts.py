@@ -1,5 +1,5 @@
-"""What the dashboard's pictures are drawn of: scales, places and paths; ``charts.html`` draws them
-as inline SVG.
+"""The data of the dashboard's charts: scales, positions and paths; ``charts.html`` draws them as
+inline SVG.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ STEPS_OF_A_SCALE = (1, 2, 2.5, 5, 10)
 MAX_TICKS = 4
 SMALL = 110
 NARROW = 420
-"""Pixels of the charts that stand side by side: a phone is as wide as one of them."""
+"""Pixels of the charts that are side by side: a phone is as wide as one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Frame:
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the requests that are named below the picture."""
+        """The requests that are named below the chart."""
         step = max(1, int(scale(max(1, self.count), most=10)[1]))
         return sorted({1, *range(step, self.count + 1, step)})
 
@@ -88,7 +88,7 @@ def scale(highest: float, *, most: int = MAX_TICKS) -> tuple[float, ...]:
 def stacked(
     frame: Frame, names: Iterable[str], buckets: Sequence[Mapping[str, int]]
 ) -> Iterator[tuple[str, str]]:
-    """The buckets of each request, one upon the other: their names and areas."""
+    """The buckets of each request, stacked: their names and areas."""
     below = [0.0] * len(buckets)
     for name in names:
         above = [low + each.get(name, 0) for low, each in zip(below, buckets, strict=True)]

@@ -1,4 +1,4 @@
-"""What is going on: the overview, the conversations, and one of them with its requests and all that
+"""Current activity: the overview, the conversations, and one of them with its requests and all that
 was removed.
 """
 

@@ -1,4 +1,4 @@
-"""What is set and what is taken: policies, keys, usage, and Weir itself."""
+"""Settings and usage: policies, keys, usage, and Weir itself."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from proxy.http.request import MAX_NAMES, MAX_ROWS, Json
 from proxy.store.usage import By
 
 BYS: tuple[By, ...] = tuple(each for each in get_args(By) if each != "key")
-"""What is told apart beside keys."""
+"""What is distinguished in addition to keys."""
 SINCE = ("24h", "7d", "30d")
 LAST_PART = re.compile(r"(\.[^.\[]+|\[\d+\])$")
 

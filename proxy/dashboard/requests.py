@@ -1,4 +1,4 @@
-"""The page of one request: what the client sent beside what the model saw, and what came of it.
+"""The page of one request: what the client sent next to what the model saw, and the outcome.
 
 Whoever sees the page with a key can make a link to it. It opens this one page, for reading, without
 signing in; it ends after ``SHARED_DAYS`` days, or with the key.
@@ -24,7 +24,7 @@ MAX_OTHER = 4_000
 WORDS = re.compile(r"\s+|[^\s]+")
 SENTENCES = re.compile(r"(\n+|(?<=[.!?])\s+)")
 MARKED_LENGTH = 12
-"""Characters that a sentence has at the least to be looked for in an extract."""
+"""Minimum characters of a sentence that is searched in an extract."""
 FACT = re.compile(r"(?=.*[\d/_])[\w/.:#@-]{4,}")
 EDGES = ".,;:()[]{}'\"`"
 NOT_SENT = "context_length_exceeded"
@@ -137,7 +137,7 @@ def is_cut(row: SideRow, visit: PageVisit) -> bool:
 
 
 def still_shown(text: str, extract: str) -> Markup:
-    """``text`` with what an extract still says of it marked: whole sentences, else names, paths and
+    """``text`` with what an extract keeps of it marked: whole sentences, else names, paths and
     numbers.
     """
     if not extract:

@@ -1,9 +1,9 @@
-"""The pages below ``/weir/ui`` as an ASGI application: who looks, which page, and what it is drawn
+"""The pages below ``/weir/ui`` as an ASGI application: the viewer, the page, and what it is drawn
 with.
 
-Every page asks the handlers of the management API, as who looks; what it changes goes through them
-too. Texts are escaped by the templates; nothing on a page comes from another origin, and no script
-or style stands in one.
+Every page calls the handlers of the management API with the viewer's rights; what it changes goes
+through them too. Texts are escaped by the templates; nothing on a page comes from another origin,
+and no script or style is inline.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ class Pages:
         self._sessions = Sessions(runtime)
 
     async def answer(self, handler: Handler, request: Request) -> Response:
-        """A page for whoever looks, and what went wrong as one."""
+        """A page for the viewer; an error is also a page."""
         session = self._sessions.guest()
         is_new = False
         visit = self._visit(request, session)
@@ -226,7 +226,7 @@ class Pages:
         kind = visit.request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != URL_FORM:
             raise UnsupportedKind(f"A form is sent as {URL_FORM} here.")
-        # few bytes before it is known who sends it
+        # few bytes before the sender is known
         limit = MAX_SIGN_IN if visit.session.who == "nobody" or visit.at in PUBLIC else MAX_FORM
         try:
             body = await read_body(visit.request.receive, limit=limit)

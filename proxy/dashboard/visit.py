@@ -1,9 +1,9 @@
-"""Who looks at the pages (a signed cookie, and the token that every form carries), what is asked,
+"""Who views the pages (a signed cookie, and the token that every form carries), what is requested,
 and how values look.
 
-Nothing is kept in the process, so any replica answers: what signs is derived from the secret that
-all of them read from the store, which also knows the sessions that were ended by signing out. A
-session ends after twelve hours, too, with the key that it was opened with, or with another admin
+Nothing is kept in the process, so any replica answers: the signing key is derived from the secret
+that all of them read from the store, which also knows the sessions that were ended by signing out.
+A session ends after twelve hours, too, with the key that it was opened with, or with another admin
 token.
 """
 
@@ -97,8 +97,8 @@ class Sessions(msgspec.Struct, frozen=True):
         return session
 
     async def end(self, session: Session) -> None:
-        """Have no copy of its cookie open anything more; what is remembered of it goes when it
-        would be over.
+        """Invalidate every copy of its cookie; the record of it is removed when the session would
+        have ended.
         """
         if session.who in SIGNED_IN:
             name = ENDED + session.nonce
@@ -117,7 +117,7 @@ class Sessions(msgspec.Struct, frozen=True):
         )
 
     def keep(self, session: Session, request: Request, response: Response) -> None:
-        """Have whoever asked come with the session from now on."""
+        """Have the client send the session from now on."""
         body = _encoded(session)
         response.set_cookie(
             COOKIE,
@@ -160,8 +160,8 @@ class Sessions(msgspec.Struct, frozen=True):
         return f"{body}.{self._sign(SHARED + body, session.who)}"
 
     def opened(self, token: str) -> tuple[Session, str, str] | None:
-        """Whose page a token opens: the session to read it with, the conversation and the request;
-        None where it has ended or is forged.
+        """What a token opens: the session to read it with, the conversation and the request; None
+        where it has ended or is forged.
         """
         body, _, signature = token.partition(".")
         try:
@@ -298,7 +298,7 @@ class PageVisit:
         body: object = None,
         rows: int = 50,
     ) -> ManagementRequest:
-        """A request to the management API by the person who looks, and by nobody else."""
+        """A request to the management API with the viewer's own rights."""
         data = body if isinstance(body, bytes) else b""
         if body is not None and not isinstance(body, bytes):
             data = json.dumps(body).encode()

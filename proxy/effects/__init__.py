@@ -1,3 +1,3 @@
-"""Doing what the pure half asks for: summaries, likeness, and whatever else goes on beside or after
-a request.
+"""Doing what the pure half requests: summaries, likeness, and whatever else runs during or after a
+request.
 """

@@ -1,10 +1,10 @@
-"""Running a flow: what the pure half asks for is done here, and the reply is sent back in.
+"""Running a flow: what the pure half requests is done here, and the reply is sent back in.
 
-How alike texts are is told by the shingles they share, or by the vectors of a model that the policy
-names. Shingles are the runs of 3, 5 or 8 characters of a text, the longer for the longer text,
-because all long texts share most of their short runs. Alike is the share of common ones (Jaccard).
-Of a text with very many the smallest hashes stand for all of them (bottom-k sketch, A. Broder
-1997), which estimates the same share to within 0.01.
+How alike texts are is measured by the shingles they share, or by the vectors of a model that the
+policy names. Shingles are the runs of 3, 5 or 8 characters of a text, the longer for the longer
+text, because all long texts share most of their short runs. Alike is the share of common ones
+(Jaccard). Of a text with very many the smallest hashes represent all of them (bottom-k sketch, A.
+Broder 1997), which estimates the same share to within 0.01.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from proxy.telemetry.trace import NULL_SPAN, Span
 
 SKETCH = 4_096
 MAX_LEN = 200_000  # characters; a longer text is like no other
-# that are looked at for one question, the newest texts first: a second of work
+# that are examined for one question, the newest texts first: a second of work
 MAX_CHARS = 1_000_000
 SIZES = ((400, 3), (4_000, 5))
 MAX_SIZE = 8
@@ -204,8 +204,8 @@ Ask = Callable[[Effect], Awaitable[Reply]]
 
 
 def unpaid(ask: Ask) -> Ask:
-    """The same without any model: for a flow that only says what would be done nobody pays, or
-    waits.
+    """The same without any model: a flow that only reports what would be done costs nothing and
+    does not wait.
     """
 
     async def answer(effect: Effect) -> Reply:
@@ -236,10 +236,10 @@ class EffectHandler(ABC):
     async def compare(self, effect: Compare) -> Reply:
         return await asyncio.to_thread(by_shingles, effect)
 
-    async def embed(self, effect: Embed) -> Reply:  # noqa: ARG002 - for who has a model of vectors
+    async def embed(self, effect: Embed) -> Reply:  # noqa: ARG002 - for subclasses with an embedding model
         return Done()
 
-    async def trim(self, effect: Trim) -> Reply:  # noqa: ARG002 - for who has an operator's function
+    async def trim(self, effect: Trim) -> Reply:  # noqa: ARG002 - for subclasses with an operator's function
         return Failed("replay")
 
 
@@ -283,8 +283,8 @@ NOTHING_SPENT = Spent()
 
 
 async def drive(flow: Flow[T], now: Effect | Returned[T], ask: Ask, span: Span = NULL_SPAN) -> T:
-    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` is told
-    of all waiting.
+    """The result of a started flow, of which ``now`` is what its first step gave; ``span`` receives
+    all waiting times.
 
     From the first :class:`Offload` on its steps run on a worker thread, so that the event loop
     never waits for a long history.

@@ -1,10 +1,10 @@
-"""Asking a model for notes: bounded in time and in tokens, shared when identical, answered once and
-kept.
+"""Requesting notes from a model: bounded in time and in tokens, shared when identical, answered
+once and kept.
 
 A failure is a reply with a short code, never an exception: the ladder below it goes on without a
 model. In the order in which they are looked at::
 
-    kept answer     what this tenant was told before, from memory or from the store; costs nothing
+    kept answer     what this tenant received before, from memory or from the store; costs nothing
     shutting_down   the process ends
     no_schema       this model refused the schema within the last hour
     not_ready       the client's request waits no longer, by its policy
@@ -42,9 +42,7 @@ STOPPED = "stop"
 
 
 def _size(answer: Summary) -> int:
-    """What an answer takes of the characters that are kept: at least a share by which their number
-    is bounded too.
-    """
+    """The characters that a kept answer counts as: at least a share, which also bounds how many."""
     return max(len(answer.text), MAX_CHARACTERS // MAX_KEPT)
 
 
@@ -128,13 +126,12 @@ Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Source = Literal["asked", "shared", "kept", "refused"]
 
 NO_FAULT_OF_THE_MODEL = frozenset({"no_schema", "context_length_exceeded", ShuttingDown.code})
-"""Failures that say something of one question, or of this process: they are no reason to leave the
-model alone.
+"""Failures of one question, or of this process: they are no reason to pause calls to the model.
 """
 
 
 class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks which model, and for how long."""
+    """Which model is called, for whom, and for how long."""
 
     tenant: str
     upstream: str
@@ -144,14 +141,16 @@ class SummarizerTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> tuple[str, str, str]:
-        """What failures and refusals are remembered by: one tenant's key can stop no other
-        tenant's.
+        """The key under which failures and refusals are remembered: one tenant's key cannot stop
+        another tenant's calls.
         """
         return self.tenant, self.upstream, self.model
 
     @property
     def served(self) -> tuple[str, str]:
-        """What it is remembered by which forms a model takes: they are the same whoever asks."""
+        """The key under which the forms that a model takes are remembered: they are the same for
+        every caller.
+        """
         return self.upstream, self.model
 
 
@@ -221,7 +220,7 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summarizer:
-    """One per process. What identical requests ask for at the same time is asked once, and kept
+    """One per process. What identical requests need at the same time is requested once, and kept
     where it has a key.
 
     ``clock`` is monotonic, ``now`` the time of day, both in seconds. ``patience`` is used instead
@@ -326,7 +325,7 @@ class Summarizer:
             return _refused(refusal)
         started = self._clock()
         rests = line.rests
-        if line.is_failing:  # while it is tried nobody else asks it
+        if line.is_failing:  # while it is tried nobody else calls it
             self._learned.put(RESTS, terms.scope, str(line.failures), seconds=terms.seconds)
         reply, usage = await self._call(question)
         self._note(line, terms.scope, reply, rests)
@@ -346,8 +345,8 @@ class Summarizer:
         return "backing_off" if failures else ""
 
     async def _call(self, question: _Question) -> tuple[Summary | Failed, ReportedUsage | None]:
-        """The reply of the model, and what it reported; asked once more where it takes its limits
-        in another form.
+        """The reply of the model, and what it reported; requested once more where it takes its
+        limits in another form.
         """
         terms = question.terms
         try:
@@ -440,7 +439,7 @@ def _body(effect: Summarize, terms: SummarizerTerms, limit: LimitField) -> bytes
 
 def _is_without_form(reply: Summary) -> bool:
     """Whether a model that was to answer by schema said something else, or nothing: it will do so
-    again.
+    every time.
     """
     if reply.tool_calls or declines(reply.text):
         return False
@@ -471,7 +470,7 @@ def _digest(*parts: str | bytes) -> bytes:
 def read_answer(
     content: bytes, codec: Codec = CHAT
 ) -> tuple[Summary | Failed, ReportedUsage | None]:
-    """The text of a completion and its usage; a text that is longer than may be is none."""
+    """The text of a completion and its usage; a text that is too long counts as none."""
     try:
         answer = codec.completion(msgspec.json.decode(content))
         choice = answer["choices"][0]

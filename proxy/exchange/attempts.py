@@ -52,8 +52,8 @@ OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
 class Attempts(msgspec.Struct):
     """The requests to the upstream that one client's request makes, until an answer can be relayed.
 
-    Without a ``policy`` no stream is looked into beforehand. ``room`` is what was asked for the
-    answer in place of the client's number; ``rounds`` what the upstream reported of the answers
+    Without a ``policy`` no stream is looked into beforehand. ``room`` is the length requested for
+    the answer in place of the client's number; ``rounds`` what the upstream reported of the answers
     before the last one; ``called`` when the call began that is not counted yet, ``received`` when
     its answer was whole (``time.perf_counter``); ``first_chunk`` the seconds until its stream
     began.
@@ -250,10 +250,10 @@ class Attempts(msgspec.Struct):
         return self._asking_for(plan.body, limits.budget.window - used - CLAMP_MARGIN) or plan.body
 
     def clamped(self, body: bytes, verdict: Verdict, plan: Plan, *, floor: bool) -> bytes | None:
-        """The same body asking for a shorter answer, where only prompt plus answer is too large;
+        """The same body requesting a shorter answer, where only prompt plus answer is too large;
         None where it is not.
 
-        None also where the client asks for nothing that could be cut, and with ``floor`` where less
+        None also where the client requests nothing that could be cut, and with ``floor`` where less
         would be left for the answer than the floor of its reserve.
         """
         if verdict.kind is not Kind.COMPLETION:

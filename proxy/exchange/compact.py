@@ -1,4 +1,4 @@
-"""A compaction that the client asks for, made and answered by Weir."""
+"""A compaction that the client requests, made and answered by Weir."""
 
 import time
 
@@ -21,7 +21,7 @@ from proxy.wire.compactions import as_compacted
 async def answer_compaction(
     relay: Relay, request: Request, received: UpstreamResponse | None = None
 ) -> bool:
-    """Whether Weir has made and answered the compaction that a request asks for.
+    """Whether Weir has made and answered the compaction that a request needs.
 
     Weir makes it where the upstream is known to make none, or has just said so in what was
     ``received``.

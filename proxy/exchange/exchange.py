@@ -138,7 +138,7 @@ class Exchange(msgspec.Struct):
             emit(hooks, turn, *facts)
 
     def identify(self) -> None:
-        """Have the trace show whose request it is, as far as that is known."""
+        """Set on the trace whose request it is, as far as that is known."""
         caller = self.caller
         if caller is None or not self.trace.recorded:
             return
@@ -171,9 +171,9 @@ class Exchange(msgspec.Struct):
         return 0 if self.attempts is None else self.attempts.retries
 
     def billed(self) -> tuple[ReportedUsage, ...]:
-        """What each answer took, every round's, also where the last failed.
+        """The usage of each answer, of every round, also where the last failed.
 
-        Weir's own count of one without usage, or that broke off before it was said how long it is.
+        Weir's own count for one without usage, or that broke off before its usage was reported.
         """
         rounds = () if self.attempts is None else self.attempts.rounds
         took = (*rounds, self.reported()) if rounds or self.seen.usage is not None else ()
@@ -341,8 +341,8 @@ def evicted_count(plan: Plan) -> int:
 
 
 class RequestIds:
-    """Ids that no other request has: random per process, then counted; a process that is forked
-    draws its own.
+    """Ids that no other request has: random per process, then counted; a forked process draws its
+    own.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the upstream's answers teach: what fits, and how it counts."""
+"""What is learned from the upstream's answers: what fits, and how it counts."""
 
 import logging
 
@@ -74,7 +74,7 @@ def learn_load(
     plan: Plan,
     request: ClientRequest,
 ) -> None:
-    """Learn what an upstream takes beside tokens, from its refusal of a request."""
+    """Learn what an upstream limits other than tokens, from its refusal of a request."""
     recognized = plan.recognized
     if recognized is None:
         return
@@ -155,8 +155,7 @@ def learn_from_answer(
 
 
 def _new_tokens(plan: Plan, recognized: Recognized, usage: ReportedUsage) -> int | None:
-    """What of a request the upstream's cache cannot hold, None where its usage tells nothing of a
-    cut.
+    """What of a request the upstream's cache cannot hold, None where its usage shows no cut.
 
     A server that counts only what its cache did not give reports about so much, one that reads from
     a cache says so.

@@ -36,8 +36,8 @@ def count(metrics: Metrics, record: ExchangeRecord) -> None:
 
 
 def _count_sent(metrics: Metrics, record: ExchangeRecord) -> None:
-    """What a request that an upstream was given took, by Weir's count and as the upstream reported
-    it.
+    """The usage of a request that was sent to an upstream, by Weir's count and as the upstream
+    reported it.
     """
     caller = record.exchange.caller
     tokens = record.tokens

@@ -150,7 +150,7 @@ async def plan_without_reasoning(
 
 
 def note_plan(span: Span, plan: Plan) -> None:
-    """Have a span say what each layer did, and what was decided."""
+    """Set on a span what each layer did, and what was decided."""
     decision = plan.decision
     recognized = plan.recognized
     if not span.recorded or decision is None or recognized is None:

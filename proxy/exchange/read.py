@@ -165,8 +165,8 @@ def parsed_for(runtime: Runtime, caller: Caller, codec: Codec, body: bytes) -> C
 
 
 def opened_for(runtime: Runtime, caller: Caller, chat: ClientRequest) -> ClientRequest:
-    """The request with what its compaction of Weir's stands for. Raises InvalidRequest for another
-    caller's.
+    """The request with Weir's compaction in it replaced by its content. Raises InvalidRequest for
+    another caller's.
     """
     is_sealed = (
         SEAL in chat.codec.words and chat.messages is not None and chat.messages.mentions(SEAL)
@@ -258,7 +258,7 @@ def request_for(
 
 
 def _anthropics_own(chat: ClientRequest, headers: Headers, sent: Mapping[bytes, bytes]) -> Headers:
-    """The client's headers of Anthropic's, which go with what is asked for it too, or the
+    """The client's Anthropic headers, which also go with requests made on its behalf, or the
     codec's.
     """
     named = headers if b"anthropic-" in b" ".join(sent) else ()
@@ -329,8 +329,8 @@ def _client_edits(
         return None
     if is_native(chat, upstream):
         return replace(edits, native=True)
-    # Claude Code asks on every request to keep all thinking; litellm translates for providers that
-    # may do it themselves
+    # Claude Code requests every time that all thinking is kept; litellm translates for providers
+    # that may do it themselves
     asks_nothing = edits == ClientEdits() and not chat.codec.has_translated_edits
     return None if asks_nothing or upstream.kind != "openai" else edits
 

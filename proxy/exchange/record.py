@@ -25,7 +25,7 @@ from proxy.upstream.overflow import Ending
 
 
 def evictions_alone(plan: Plan) -> int:
-    """How many evictions a plan has, without those that a summary stands for: a compaction is no
+    """How many evictions a plan has, without those that a summary covers: a compaction is no
     sign of too small a window.
     """
     return len([row for row in plan.evictions if row.kind != CUT or row.layer in DROPPING])

@@ -1,4 +1,4 @@
-"""Replies to what a plan asks for: summaries and likeness by models, an operator's function."""
+"""Replies to a plan's effects: summaries and likeness by models, an operator's function."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,7 +43,7 @@ IN_ALL = 2
 
 @dataclass(slots=True)
 class Replies(EffectHandler):
-    """Replies to the effects that planning one request asks for, at the caller's expense.
+    """Replies to the effects that planning one request yields, at the caller's expense.
 
     ``patience`` is that of the client whose request is open, ``said`` the client's headers by which
     its body is read.

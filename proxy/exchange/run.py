@@ -2,7 +2,7 @@
 
 admit → read → plan (recognize, replay known edits, then pass or edit) → send → relay → record
 
-The line is ``ExchangeHandler._answer``. Each step is a file beside this one: ``read``, ``plan``,
+The line is ``ExchangeHandler._answer``. Each step is a file next to this one: ``read``, ``plan``,
 ``send`` with its ``attempts`` and what they ``learn``, ``relay``; ``record`` is what happened, and
 ``sinks`` writes it to the trace, the ``metrics``, the log and, as a ``row``, to the store.
 """
@@ -188,7 +188,7 @@ class CountHandler(ExchangeHandler):
 
     A client that sizes its window by the raw number compacts although the request that is sent is
     small. So what is sent has the known edits of its conversation, and nothing is decided, stored
-    or asked for it.
+    or requested for it.
     """
 
     async def _answer(self, body: bytes, caller: Caller) -> None:

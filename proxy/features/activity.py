@@ -151,7 +151,7 @@ async def events(request: ManagementRequest) -> AsyncIterator[bytes]:
         except StoreError:
             continue
         fresh = [row for row in reversed(rows) if row["id"] not in seen]
-        # A row is stored a moment after its time: look a little behind, and remember what was told.
+        # A row is stored a moment after its time: look back a little, and remember what was sent.
         since = max(since, clock() - 10 * POLLED_EVERY)
         seen = {row["id"] for row in rows}
         for row in fresh:

@@ -45,8 +45,8 @@ ENCODED = "whsec_"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert, and the request that it began with; ``about`` tells two of a kind apart that began
-    with the same one.
+    """An alert, and the request that it began with; ``about`` distinguishes two of a kind that
+    began with the same one.
     """
 
     alert: HealthAlert
@@ -234,7 +234,7 @@ def _about(notice: Notice) -> dict[str, str]:
 
 
 def signature(secret: str, notice: str, timestamp: str, body: bytes) -> str:
-    """A secret that begins with ``whsec_`` is base64 behind that."""
+    """A secret that begins with ``whsec_`` is base64 after that prefix."""
     key = secret.encode()
     if secret.startswith(ENCODED):
         with contextlib.suppress(binascii.Error):

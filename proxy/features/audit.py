@@ -7,7 +7,7 @@ from proxy.store.records import EvictionRow
 from proxy.store.transaction import Place
 
 ENDED = (0, "", 0, 0)
-"""The place in a list of evictions that has come to its end before the list beside it."""
+"""The place in a list of evictions that has ended before the list next to it."""
 
 
 async def audit_rows(request: ManagementRequest) -> Json:

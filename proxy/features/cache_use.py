@@ -142,7 +142,7 @@ def _cause(recognized: Recognized, before: Prefix | None, now: Prefix, *, touche
     if before is None:
         return "none"
     if (now.head, now.tools, now.pruned) != (before.head, before.tools, before.pruned):
-        # Weir has left out nothing new: a tool that comes back was asked for by name
+        # Weir has left out nothing new: a tool that comes back was requested by name
         return "client"
     return "none" if _goes_on(recognized, before) else "client"
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a conversation: its versions, what each stands for, and the way back to one."""
+"""Checkpoints of a conversation: its versions, what each covers, and the way back to one."""
 
 import json
 

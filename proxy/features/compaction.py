@@ -1,13 +1,13 @@
-"""Compactions: what a client asks for, native where there is one, and else Weir's own.
+"""Compactions: what a client requests, native where there is one, and else Weir's own.
 
-A client asks by ``/responses/compact``, by a ``compaction_trigger``, by ``compaction: {type:
-summarize}`` or by an edit that pauses after its compaction; or the policy leaves it to the
+A client requests one by ``/responses/compact``, by a ``compaction_trigger``, by ``compaction:
+{type: summarize}`` or by an edit that pauses after its compaction; or the policy leaves it to the
 provider. Where the upstream makes none, Weir does (experimental): the text is what its own
 compaction would be, of the whole history.
 
-Weir's is an item, or a block, in which what it stands for is sealed, so it holds as long as its
-client has it, in every process, whatever is stored. On the way up a message with that text takes
-its place: no upstream could read it.
+Weir's is an item, or a block, in which its content is sealed, so it is valid as long as its client
+has it, in every process, whatever is stored. On the way up a message with that text takes its
+place: no upstream could read it.
 """
 
 import base64
@@ -41,9 +41,7 @@ log = logging.getLogger("weir.exchange")
 COMPACT_PATH = "/responses/compact"
 MAX_TEXT = 4 * 2**20
 NEAR = 0.9
-"""Share of the size that compacts from which on a request asks for it: below nothing is added to
-it.
-"""
+"""Share of the compaction size from which on a request includes it; smaller ones are unchanged."""
 _REFUSALS = frozenset({400, 422, 501})
 _UNKNOWN = (b"compaction", b"cannot determine type")
 """Of an item in what vLLM and others say of a type that they do not know; the second is
@@ -66,10 +64,10 @@ def compaction_on(path: str) -> str:
 def is_weirs(
     chat: ClientRequest, upstream: str, path: str, *, unsupported: Collection[tuple[str, str]]
 ) -> bool:
-    """Whether Weir makes the compaction that a request asks for, without asking the upstream for
-    one.
+    """Whether Weir makes the compaction that a request needs, without requesting one from the
+    upstream.
 
-    Only Anthropic makes those of Messages; others would answer as if they had not been asked.
+    Only Anthropic makes those of Messages; others would answer as if none had been requested.
     """
     return (upstream, compaction_on(path)) in unsupported or (
         chat.codec.compactions is not None and chat.codec.compactions.are_ignored_elsewhere
@@ -125,10 +123,10 @@ async def make_compaction(
 def natively(
     plan_request: PlanRequest, client: ClientRequest, upstream: UpstreamSettings, plan: Plan
 ) -> Plan:
-    """The plan asking the provider to compact, where the policy leaves it to the provider and it
-    can.
+    """The plan requesting compaction from the provider, where the policy leaves it to the provider
+    and it can.
 
-    Nothing is asked twice: what the client says itself holds.
+    Nothing is requested twice: the client's own request takes precedence.
     """
     recognized = plan.recognized
     compactions = client.codec.compactions

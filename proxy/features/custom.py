@@ -25,7 +25,8 @@ START_PATIENCE = 10.0
 SWITCHED_OFF = 30.0
 MAX_ANSWER = 64 * 1024 * 1024
 MARK = "weir"
-# modules are looked for in the working directory, too: an operator's may lie beside the config
+# modules are looked for in the working directory, too: an operator's may be next to the
+# configuration
 HERE = ("",)
 
 

@@ -8,7 +8,7 @@ nothing, and what the client goes on from next is the answer to that.
 Every answer that a later request may go on from is kept, in memory first and bounded there, and in
 the store where that may hold what is said. A history counts only if all of it is known, from its
 first request on, and only for the tenant whose it is. Two requests may go on from the same answer:
-what follows is told apart by the answers' ids.
+what follows is distinguished by the answers' ids.
 """
 
 import logging
@@ -266,7 +266,7 @@ async def held_by(
     )
     unknown = next((name for name, alone in names.items() if alone and name not in known), None)
     elsewhere = unknown is not None or (parent is not None and not chain)
-    # what goes on from the answer to an unknown item is unknown, too: nothing is on record behind a
+    # what goes on from the answer to an unknown item is unknown, too: nothing is recorded under a
     # name
     return HeldState(
         parent=parent or unknown, chain=chain, keeps=keeps, known=known, elsewhere=elsewhere

@@ -113,7 +113,7 @@ def _sides(found: Inspected, *, with_text: bool) -> tuple[list[SideRow], list[Si
         following = next((each for each in indices[n:] if each is not None), len(found.client))
         gone = following if index is None or index >= done else done
         is_summary = index is None and kind != EditKind.RECALL
-        while done < gone:  # what is missing stands before what came in its place
+        while done < gone:  # what is missing precedes what replaced it
             client.append(sent(done, "removed", SUMMARISED if is_summary else DROPPED))
             place = place + 1
             done = done + 1

@@ -72,7 +72,7 @@ class Probes:
         if known is not None:
             return known
         asking = self._asking.get(base)
-        # whoever asks meanwhile waits for the same answer: no key is needed to ask
+        # concurrent callers wait for the same answer: no key is needed to call
         if asking is None:
             asking = self._asking[base] = asyncio.create_task(self._probe(base))
             asking.add_done_callback(lambda _: self._asking.pop(base, None))

@@ -115,8 +115,8 @@ JSON = "application/json"
 OWN = "/weir/{rest}"
 """The route under which requests to Weir's own pages and API are counted."""
 NOT_KEPT = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-"""Headers of every answer: what is told to one key is kept for nobody else, and shown as what it
-says that it is.
+"""Headers of every answer: what one key receives is cached for nobody else, and shown as the type
+that it declares.
 """
 MAX_ROWS = 500
 MAX_DIGITS = 15
@@ -171,15 +171,15 @@ def as_error(error: ProxyError, *, request_id: str | None = None, codec: Codec =
 
 
 class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to the management API; what asks for something impossible raises InvalidRequest.
+    """One request to the management API; an impossible one raises InvalidRequest.
 
     Attributes:
         tenant: whose key was sent, None for the operator with the admin token.
         caller: that key, None for the operator.
         path: the parts of the path that the route names.
-        query: the parameters behind the question mark.
+        query: the parameters after the question mark.
         receive: where the body is read from.
-        rows: how many rows the route gives where no limit is asked for, ``most`` how many at most.
+        rows: how many rows the route gives where no limit is requested, ``most`` how many at most.
     """
 
     runtime: Runtime
@@ -221,7 +221,7 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         cursor = self.query.get("cursor")
         if cursor is None:
             return None
-        shape: Any = tuple[tuple(IN_CURSOR[kind] for kind in kinds)]  # type: ignore[misc]  # made of what is asked for
+        shape: Any = tuple[tuple(IN_CURSOR[kind] for kind in kinds)]  # type: ignore[misc]  # made at run time
         try:
             given = cursor[: MAX_CURSOR_LEN + 1].encode("ascii")
             return list(
@@ -252,7 +252,7 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
         return None if given is None else given == "true"
 
     def since(self, default: str) -> float:
-        """The moment that is asked for, seconds since 1970; that of ``default`` where none is."""
+        """The requested time, seconds since 1970; that of ``default`` where none is."""
         try:
             return moment_in(self.query.get("since", default), now=self.runtime.planner.clock())
         except ValueError as fault:
@@ -361,8 +361,8 @@ def page_of_whole(
     show: Callable[[Row], Json],
     place: PlaceOf[Row],
 ) -> Json:
-    """A page of a list that is there as a whole; ``wanted`` are how many rows, and the place they
-    come behind.
+    """A page of a list that is there as a whole; ``wanted`` is how many rows, and the place after
+    which they come.
     """
     limit, after = wanted
     start = 0

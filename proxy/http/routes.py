@@ -1,11 +1,10 @@
-"""The management API below ``/weir/``: which route answers a request, and who may ask.
+"""The management API below ``/weir/``: which route answers a request, and who may call it.
 
 Each module with routes has its own ``ROUTES``; ``proxy.app`` lists them, and openapi.json says what
 each takes and gives. A caller sees its own conversations only; for everybody else's it gets the 404
 of what does not exist. The admin token sees and changes all of them, and reads no originals.
 docs/api.md describes every route. The document names no conversation, key or policy of this
-installation, so it is given to anybody who asks: a client or a gateway reads it before it has a
-key.
+installation, so it is public: a client or a gateway reads it before it has a key.
 """
 
 import asyncio
@@ -47,9 +46,9 @@ class ManagementRoute(msgspec.Struct, frozen=True):
         handler: what answers it; None for the OpenAPI document itself.
         query: its parameters.
         statuses: of answers that are no errors; what a handler returns as JSON goes with the first.
-        rows: how many rows a list gives where no limit is asked for, ``most`` how many at most.
-        asker: who may ask: ``anyone``, whoever has a ``key``, the ``caller`` with its own key, the
-        ``operator``.
+        rows: how many rows a list gives where no limit is requested, ``most`` how many at most.
+        asker: who may call it: ``anyone``, whoever has a ``key``, the ``caller`` with its own key,
+        the ``operator``.
     """
 
     method: str
@@ -120,7 +119,7 @@ class Management:
             caller=caller,
         )
         if not runtime.write_queue.failing:
-            # what was answered a moment ago is there to be asked for
+            # what was answered a moment ago can be requested
             await runtime.write_queue.flush()
         answer = await route.handler(parsed)
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])

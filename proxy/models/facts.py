@@ -2,13 +2,13 @@
 
 Sources, best first: the policy or flag, the operator's rule, the upstream's own word, litellm's
 table (a data file; litellm is not imported), and as a last resort four times the output limit. A
-smaller limit that an upstream stated in an error stands above all of them while it lasts.
+smaller limit that an upstream stated in an error overrides all of them while it lasts.
 
 ``window`` is the whole context window W; ``max_input`` is I, the input limit, only where a provider
 has one below the window. litellm's ``max_input_tokens`` is W for most models and I for others, see
-``_SEPARATE``. An upstream is asked once and for a while: OpenAI's listing says nothing about
-windows, but vLLM, llama.cpp, OpenRouter and LM Studio put it there, llama.cpp says it in ``/props``
-and Ollama in ``/api/show``.
+``_SEPARATE``. An upstream is queried once, and the answer is kept for a while: OpenAI's listing
+says nothing about windows, but vLLM, llama.cpp, OpenRouter and LM Studio put it there, llama.cpp
+says it in ``/props`` and Ollama in ``/api/show``.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ _FAMILIES: tuple[tuple[str, int, int | None, int | None], ...] = (
 )
 
 LONG = 1_000_000
-"""Tokens of the window of a model whose name ends with ``[1m]``, or that Anthropic is asked for
-with that beta.
+"""Tokens of the window of a model whose name ends with ``[1m]``, or that is requested from
+Anthropic with that beta.
 """
 _LONG_TAG = "[1m]"
 BETA = b"anthropic-beta"
@@ -176,7 +176,7 @@ def _from_row(row: _Row, cliff: Cliff | None) -> ModelFacts:
 
 def long_name(model: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
     """The name under which a model's window is looked up and learned: with ``[1m]`` where a beta
-    asks for that.
+    requests that.
     """
     asks = any(name == BETA and _LONG_BETA in value for name, value in headers)
     return f"{model}{_LONG_TAG}" if asks and not is_long(model) else model
@@ -332,8 +332,8 @@ _BINDING = re.compile(r"claude-(fable|mythos|opus|sonnet|haiku)-(\d{1,2})[-.](\d
 
 
 def binds_reasoning(model: str) -> bool:
-    """If a model signs what it thinks for all that stands before it (platform.claude.com,
-    "Preserved thinking").
+    """If a model signs what it thinks for all that precedes it (platform.claude.com, "Preserved
+    thinking").
     """
     found = _BINDING.search(model.lower())
     if found is None:
@@ -414,7 +414,7 @@ class Probe:
         return answer is None or answer.until < time.monotonic()
 
     def has_answered(self, key: str) -> bool:
-        """Until the upstream was asked a plan would not be the one of a process that did."""
+        """Until the upstream was queried a plan could differ from that of a process that did."""
         return key in self._answers
 
     async def ask(self, key: str, base_url: str, model: str, fetch: Fetch) -> ModelFacts | None:

@@ -1,5 +1,5 @@
-"""The limits of a model on one upstream: what everybody says of its window, and what the upstream
-has taught.
+"""The limits of a model on one upstream: what every source says of its window, and what was learned
+from the upstream.
 
 Limits are per scope: the upstream's origin, the model, and whose account it is, because the same
 model name has another window on another account. Learned are limits of every kind that an upstream
@@ -7,10 +7,10 @@ refuses by (tokens, images, entries, bytes), whether it counts the answer into t
 it binds thinking to what it was signed for, and the ratio of reported to estimated tokens.
 
 An error that names the limit is believed; a window below what has passed lately only for the
-request that it refused, until it is named again: behind one name there may be several servers. An
-error without a number is narrowed down between the most that passed and the least that was refused:
-after one refusal the next request may come close to what failed, after a second it stays within
-what has passed. When the time is up, or more has passed, the search begins anew.
+request that it refused, until it is named again: one name may have several servers. An error
+without a number is narrowed down between the most that passed and the least that was refused: after
+one refusal the next request may come close to what failed, after a second it stays within what has
+passed. When the time is up, or more has passed, the search begins anew.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ COUNTED_IN = "completion"
 length.
 """
 BINDING = "binding"
-"""The model signs what it thinks for what stands before it."""
+"""The model signs what it thinks for what precedes it."""
 
 
 class Write(Protocol):
@@ -119,7 +119,7 @@ class LearnedLimits:
     ) -> LimitRow | None:
         """The row that holds after a refusal without a number of a request of such an ``amount``.
 
-        None where it tells nothing: as much has passed, or a smaller limit is known.
+        None where nothing follows from it: as much has passed, or a smaller limit is known.
         """
         key = scope, kind
         least = self.MIN_LIMIT if kind == TOKENS else 0
@@ -227,7 +227,7 @@ class ModelLimits(msgspec.Struct, frozen=True):
 
     ``believed`` are the tokens that the model takes at the most, whatever a policy makes of them
     for one request: what is decided for one such number holds for it alone. ``most`` has what the
-    upstream takes beside tokens, by kind.
+    upstream takes other than tokens, by kind.
     """
 
     budget: TokenBudget
@@ -337,9 +337,9 @@ class ModelLimitsResolver:
         max_tokens: int | None,
         exact: bool = True,
     ) -> ModelLimits:
-        """Asks the upstream for its window where nobody else knows it.
+        """Queries the upstream for its window where no other source has it.
 
-        What held a moment ago holds again, unless something was learned since.
+        The last result is reused for a moment, unless something was learned since.
         """
         key = (
             model,
@@ -422,7 +422,7 @@ class ModelLimitsResolver:
         return self.limits.get(scope, now=self.clock(), kind=kind) is not None
 
     def binds(self, model: str, *, upstream: UpstreamSettings, caller: Caller) -> bool:
-        """Whether the model was seen to sign what it thinks for what stands before it."""
+        """Whether the model was seen to sign what it thinks for what precedes it."""
         return self.knows(self.scope(model, upstream=upstream, caller=caller), BINDING)
 
     def learn(self, scope: str, limit: int, kind: str = TOKENS) -> bool:
@@ -529,8 +529,8 @@ class ModelLimitsResolver:
 
 
 def cut_at(prompt: int, *, new: int) -> int | None:
-    """The window in which a server may have cut what it was not asked to cut (Ollama), None where
-    it may not.
+    """The window in which a server may have cut a prompt on its own (Ollama), None where it may
+    not.
 
     One that cuts leaves out whole messages: what it has read ends just below its window, and is
     more than what is new.

@@ -1,4 +1,5 @@
-"""What a request weighs beside its tokens, where its upstream is known to take only so much of it.
+"""What a request weighs other than its tokens, where its upstream is known to take only so much of
+it.
 
 Nothing is weighed of what no limit is known for. What an image measures is kept, since reading it
 takes long.
@@ -137,7 +138,7 @@ def _entries(request: ClientRequest, length: int) -> tuple[int, ...]:
 
 
 def _letters(media: Sequence[Mapping[str, Any]]) -> int:
-    """The bytes that images and files take where they stand in a message."""
+    """The bytes that images and files take within a message."""
     waiting: list[object] = list(media)
     total = 0
     while waiting:

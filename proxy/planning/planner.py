@@ -84,8 +84,8 @@ class _Decided(NamedTuple):
 
 
 class Planner(msgspec.Struct, frozen=True, kw_only=True):
-    """Plans the requests of one process; ``saved`` is told why the state of a conversation was
-    saved.
+    """Plans the requests of one process; ``saved`` is called with why the state of a conversation
+    was saved.
     """
 
     transcripts: Transcripts
@@ -197,7 +197,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         """The request with the edits that are known of its conversation and no others, and its
         calibrated tokens.
 
-        Nothing is stored, and no model is asked. Raises StoreError.
+        Nothing is stored, and no model is called. Raises StoreError.
         """
         request = plan_request.request
         settings = plan_request.settings
@@ -304,8 +304,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return self._written(plan_request, recognized, before, decided) if smaller else None
 
     async def lighter(self, plan_request: PlanRequest, before: Plan) -> Plan | None:
-        """The request within what its upstream is now known to take beside tokens; None where it is
-        as it was.
+        """The request within what its upstream is now known to take other than tokens; None where
+        it is unchanged.
         """
         if before.recognized is None:
             return None
@@ -656,8 +656,8 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return Failed("store") if version is None else StateSaved(version)
 
     async def save(self, recognized: Recognized, effect: Save, *, request: str = "") -> int | None:
-        """The version under which a state was saved beside what is removed; None where that failed.
-        Holds the lock.
+        """The version under which a state was saved together with what is removed; None where that
+        failed. Holds the lock.
         """
         at = self.clock()
         nothing = empty_change(recognized, at)

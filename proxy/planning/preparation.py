@@ -117,7 +117,7 @@ class Background:
 class Preparation:
     """What one process does after its answers.
 
-    ``save`` stores a state, ``happened`` is told what became of each summary that was prepared.
+    ``save`` stores a state, ``happened`` is called with what became of each prepared summary.
     """
 
     store: Store

@@ -51,14 +51,14 @@ class Paid(Protocol):
 
 
 class PlanRequest(msgspec.Struct, kw_only=True):
-    """One request that is to be planned: what was asked, by whom, and what it may cost.
+    """One request that is to be planned: what is requested, by whom, and what it may cost.
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it
     may; ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards;
-    ``patience`` is how long it may wait for models; ``edits`` is what the client asks to have taken
-    out; ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds``
-    says that the model signs what it thinks for what stands before it, ``unbinds`` that no such
-    thinking is valid any more; ``follows`` that its provider holds what came before.
+    ``patience`` is how long it may wait for models; ``edits`` is what the client wants removed;
+    ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says
+    that the model signs what it thinks for what precedes it, ``unbinds`` that no such thinking is
+    valid any more; ``follows`` that its provider holds what came before.
     """
 
     request: ClientRequest
@@ -115,10 +115,10 @@ class Recognized(msgspec.Struct, frozen=True, kw_only=True):
     """A request's messages, the conversation that they belong to, and what fits.
 
     ``limits`` are the model's, ``policy_limits`` what the policy makes of them; ``view`` is what
-    was decided for their window. An earlier request has sent ``length`` messages behind the head;
+    was decided for their window. An earlier request has sent ``length`` messages after the head;
     ``marked`` ones carry Weir's own mark; ``trend`` is the growth before this request; ``new`` are
     the raw messages at its end that were not seen before; ``sampled``: its tokens are right within
-    ``MAX_ERROR``; ``loads`` are what is above what the upstream takes beside tokens.
+    ``MAX_ERROR``; ``loads`` are what exceeds the upstream's limits other than tokens.
     """
 
     transcript: Transcript
@@ -182,7 +182,7 @@ IN_WORDS: Mapping[str, str] = {
     "history": "the conversation",
     "tool_outputs": "tool results",
 }
-"""What a developer who never heard of buckets would call them."""
+"""What a developer who does not know buckets would call them."""
 
 
 def too_long(error: BudgetUnreachable) -> ContextLengthExceeded:
@@ -296,7 +296,7 @@ def _original(plan_request: PlanRequest, recognized: Recognized, index: int) -> 
 def _middles(
     plan_request: PlanRequest, recognized: Recognized, decision: Decision
 ) -> Iterator[Original]:
-    """What was left out of messages that may be sent again with more behind them, under a name that
+    """What was left out of messages that may be sent again with more appended, under a name that
     does not change.
     """
     for piece in decision.pieces or ():

@@ -1,18 +1,18 @@
 """Long plans in processes of their own, so that no other request waits for the interpreter
 meanwhile.
 
-Who waits takes turns by key, and no key has all processes. What may wait is bounded by admission,
-which counts the bodies. Work that nobody waits for any more ends at once, with its process; a
-process that dies costs nobody a request, for its work is begun anew, and where there is no process
-to be had a thread does it. Work that takes more of a core's time than any plan needs is ended with
-its process, and not begun again.
+Waiting requests take turns by key, and no key has all processes. What may wait is bounded by
+admission, which counts the bodies. Work that nobody waits for any more ends at once, with its
+process; a process that dies costs nobody a request, for its work is begun anew, and where there is
+no process to be had a thread does it. Work that takes more of a core's time than any plan needs is
+ended with its process, and not begun again.
 
 Such a process is given a function of the pure half and its arguments, and answers. A frame each way
-is a pickle: only Weir writes them, to a pipe that nobody else has. The history's bytes go beside
-it, uncopied. What was read is kept there, from one request of a conversation to the next. Answers
-are pairs: what a flow asks for (``asks``), what it has just done (``did``), whether the definitions
-of the tools are needed (``tools``), and one that ends the work: what came of it (``done``), what it
-refuses by (``refuses``), or where it failed (``failed``).
+is a pickle: only Weir writes them, to a pipe that nobody else has. The history's bytes go
+separately, uncopied. What was read is kept there, from one request of a conversation to the next.
+Answers are pairs: what a flow asks for (``asks``), what it has just done (``did``), whether the
+definitions of the tools are needed (``tools``), and one that ends the work: what came of it
+(``done``), what it refuses by (``refuses``), or where it failed (``failed``).
 """
 
 import asyncio
@@ -211,12 +211,12 @@ it alone.
 BYTES_A_TOKEN = 6
 """Bytes that are read in the time of a token: a long text of few tokens is as long."""
 ENORMOUS = 2_000_000
-"""Tokens from which on one plan is made at a time, and who would have to wait long for that is told
-to come again.
+"""Tokens from which on one plan is made at a time, and a client that would have to wait long for
+that must retry.
 """
 PATIENCE = 3.0
 PLANNED_WITHIN = 8.0
-"""Seconds in which an enormous request is planned that had to wait, or told to come again: ten
+"""Seconds in which an enormous request that had to wait is planned, or refused for now: ten
 until it is answered.
 """
 DEADLINE = 10
@@ -257,10 +257,10 @@ class _CannotStart(Exception): ...
 
 
 class Turns:
-    """Places, and who waits for one: each key in its turn, and no key has all of them.
+    """Slots, and the requests that wait for one: each key in its turn, and no key has all of them.
 
-    What is huge, whoever asks, has one, for the sake of memory; what is done in the background
-    comes last.
+    Huge plans, from any caller, have one, to limit memory; what is done in the background comes
+    last.
     """
 
     def __init__(self, most: int) -> None:
@@ -349,11 +349,11 @@ class Workers:
         begun: tuple[Flow[T], Effect] | None = None,
         since: float | None = None,
     ) -> T:
-        """What a function of the pure half comes to, whose first argument is a transcript; flows
-        ask ``ask``.
+        """The result of a function of the pure half whose first argument is a transcript; flows use
+        ``ask``.
 
-        ``begun`` is the flow where it was begun here, with what it asks for first. A process that
-        has read the conversation's ``branch`` before is preferred; ``since`` is when a request that
+        ``begun`` is the flow where it was begun here, with its first effect. A process that has
+        read the conversation's ``branch`` before is preferred; ``since`` is when a request that
         waited for room could have begun (``time.monotonic``). Raises PolicyError as the function
         does, WorkerDied, TookTooLong, Busy for an enormous one.
         """

@@ -214,8 +214,8 @@ def _saturated(count: int, length: float) -> float:
 
 
 def _indexed(text: str) -> str:
-    """The words of a text as they are indexed, without accents: SQLite's tokenizer tells words by
-    ASCII alone.
+    """The words of a text as they are indexed, without accents: SQLite's tokenizer separates words
+    by ASCII alone.
     """
     said = " ".join(words(text))
     if said.isascii():

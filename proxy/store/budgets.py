@@ -45,7 +45,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used, and what requests in flight have reserved beside it; in US dollars."""
+    """What was used, and what requests in flight have reserved in addition; in US dollars."""
 
     tokens: int = 0
     dollars: float = 0.0

@@ -227,7 +227,7 @@ def add_checkups(tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str
     ]
     if not found:
         return
-    # whatever is open of one that begins is of somebody who is gone
+    # whatever is open of one that begins belongs to a process that is gone
     tx.many(
         CLOSE_ALL,
         [key_of(*key) | {"now": row.at} for key, row, checkup in found if checkup.is_first],

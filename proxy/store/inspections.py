@@ -90,7 +90,7 @@ def ref_of(text: str) -> str:
 
 
 class KeptMessage(NamedTuple):
-    """What a message of a request that is kept says, and which conversation it is of."""
+    """What a message of a request that is kept says, and which conversation it belongs to."""
 
     conversation: str
     name: str

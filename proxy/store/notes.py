@@ -1,7 +1,7 @@
 """Notes on a conversation, and what models wrote.
 
-A note is stored once, and a conversation has so many at most. Summaries are found by the address of
-what a model was asked; they are bounded for every tenant, and pruned by age.
+A note is stored once, and a conversation has so many at most. Summaries are found by the content
+address of the model's request; they are bounded for every tenant, and pruned by age.
 """
 
 from collections.abc import Sequence

@@ -219,7 +219,7 @@ class PostgresDatabase(Database):
 class _Watch:
     """Throws a connection away that has not answered for ``patience`` seconds.
 
-    The driver's own timeout first asks the server to cancel, and then waits for its answer to that.
+    The driver's own timeout first sends the server a cancel request, and then waits for its answer.
     """
 
     def __init__(self, driver: Any, patience: float | None) -> None:
@@ -314,7 +314,7 @@ def _engine(arguments: dict[str, Any], *, is_pooled: bool, **options: Any) -> As
 
 
 async def _prepare(arguments: dict[str, Any], *, writes: bool) -> bool:
-    """Bring the schema up to date; whether a pooler stands in front of the server."""
+    """Bring the schema up to date; whether a pooler is in front of the server."""
     engine = _engine(arguments, is_pooled=True, poolclass=NullPool)
 
     def work(connection: sa.Connection) -> bool:

@@ -1,4 +1,4 @@
-"""The front door of the store: each method is one transaction, or one consistent read.
+"""The store's interface: each method is one transaction, or one consistent read.
 
 A task that is cancelled inside leaves no lock and never half of a transaction (it may leave a whole
 one). Errors are the :class:`StoreError` tree.

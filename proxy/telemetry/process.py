@@ -24,8 +24,8 @@ def collect_seldom(after: int) -> None:
     objects.
 
     What is kept is many objects that stay: with the usual thresholds going through them again and
-    again took a fifth of a small request's CPU. A request leaves no cycle behind, so there is next
-    to nothing to be found.
+    again took a fifth of a small request's CPU. A request leaves no cycles, so there is next to
+    nothing to be found.
     """
     gc.freeze()
     gc.set_threshold(after, 20, 10)

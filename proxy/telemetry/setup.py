@@ -1,9 +1,9 @@
-"""Telemetry as a whole: created once by the application, asked for a trace per request, shut down
+"""Telemetry as a whole: created once by the application, called for a trace per request, shut down
 at the end.
 
 Without an OTLP endpoint there are no spans and no threads; metrics are counted all the same, for
-``/metrics``. Spans are exported in a thread behind a bounded queue: a collector that is down, slow
-or silent costs spans, which are counted, and never a request. Sampler, queue, exporter and resource
+``/metrics``. Spans are exported in a thread from a bounded queue: a collector that is down, slow or
+silent costs spans, which are counted, and never a request. Sampler, queue, exporter and resource
 have OpenTelemetry's environment variables.
 """
 
@@ -113,7 +113,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     def exporter(self) -> SpanExporter | None:
         """What sends spans, None where they have no destination.
 
-        Traces that are asked for by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of
+        Traces that are requested by name (``OTEL_TRACES_EXPORTER=otlp``) go to the collector of
         this machine. Raises TelemetryError for a protocol or an endpoint that cannot be used.
         """
         chosen = _variable("OTEL_TRACES_EXPORTER")

@@ -44,7 +44,7 @@ Header = tuple[bytes, bytes]
 CONTEXT_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 PROPAGATOR: Final = TraceContextTextMapPropagator()
 LAYER_APART: Final = 2_000
-"""Nanoseconds: viewers that keep times as floats tell two microseconds apart, and not always one.
+"""Nanoseconds: viewers that keep times as floats distinguish two microseconds, and not always one.
 """
 MIN_PART: Final = 1_000_000
 """Nanoseconds: a part that took less is no span, so that a warm request has none."""

@@ -1,1 +1,1 @@
-"""Talking to upstreams: sending, and telling what their errors mean."""
+"""Talking to upstreams: sending, and classifying their errors."""

@@ -313,8 +313,8 @@ _STEERING = re.compile(
     rb"|.*(?:model|deployment|fallback|provider|target-url|override).*|x-(?:http-)?method|x-(?:original|rewrite)-ur[il]",
     re.IGNORECASE | re.DOTALL,
 )
-"""What chooses another model, provider, method or path in a gateway behind Weir, without any word
-in path or body.
+"""What chooses another model, provider, method or path in a gateway upstream of Weir, without any
+word in path or body.
 """
 
 
@@ -343,7 +343,7 @@ def providers_for(upstreams: Iterable[UpstreamSettings]) -> dict[str, LitellmPro
     """A provider for each upstream of kind ``litellm``, by the upstream's name.
 
     The import of litellm takes seconds and 165 MB: it is done here, and only if there is such an
-    upstream. It is told by the process's environment to ask no network.
+    upstream. The process's environment makes it use no network.
     """
     wanted = [upstream for upstream in upstreams if upstream.kind == "litellm"]
     if not wanted:

@@ -1,8 +1,8 @@
-"""A session of aiohttp's a credential, and what its connections need so that no answer is another's
-or looks whole.
+"""One aiohttp session per credential, and what keeps its connections from mixing up answers or
+passing off a broken one as complete.
 
-Bytes that nobody asked for close a connection, an answer that was broken off never looks complete,
-and a pooled connection that the upstream had closed already is told from one that failed.
+Bytes that nobody requested close a connection, an answer that was broken off never looks complete,
+and a pooled connection that the upstream had closed already is distinguished from one that failed.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Upstreams that litellm speaks to: what is asked, its way to the provider, its answer or what its
+"""Upstreams reached through litellm: the request, its way to the provider, its answer or what its
 exception means.
 
 litellm translates and does nothing else that it could: no callbacks, no log, no repetition, no
@@ -117,9 +117,7 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class _Pool:
-    """The connections of one credential; those on which nothing is asked go first where there are
-    too many pools.
-    """
+    """The connections of one credential; idle ones go first where there are too many pools."""
 
     def __init__(self) -> None:
         context = get_ssl_configuration()
@@ -137,7 +135,7 @@ class _Line(httpx.AsyncBaseTransport):
     """One call's way to the provider; ``received`` counts the bytes that came, pings of Anthropic's
     too.
 
-    litellm asks again, on a new connection, after a connection was lost with a request on it; here
+    litellm retries, on a new connection, after a connection was lost with a request on it; here
     that error looks like one of those after which it does not.
     """
 
@@ -519,7 +517,7 @@ def _relayed(headers: Iterable[tuple[object, object]]) -> Headers:
 
 
 def provider_headers(reply: Any) -> Headers:
-    """What goes on of the provider's headers, which litellm keeps beside its answer."""
+    """The provider's headers that are forwarded, which litellm keeps with its answer."""
     hidden = getattr(reply, "_hidden_params", None)
     headers = hidden.get("additional_headers") if isinstance(hidden, dict) else None
     return _relayed(headers.items()) if isinstance(headers, dict) else ()

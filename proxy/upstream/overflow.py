@@ -12,9 +12,8 @@ The order is: codes and statuses of rate limits, explicit wordings, measures oth
 output caps, and only then sentences in which something is over what is called a context. A 413 that
 says nothing else is about bytes.
 
-The finish reason ``length`` says two things: the model wrote as much as it was asked for, the
-client's own wish, or the window left it less; then the reserve was too small and the answer is not
-whole.
+The finish reason ``length`` says two things: the model wrote as much as the client requested, or
+the window left it less; then the reserve was too small and the answer is not whole.
 """
 
 import re
@@ -48,11 +47,11 @@ class Kind(StrEnum):
 
     CONTEXT: the prompt itself is too large. COMPLETION: the prompt fits, prompt plus ``max_tokens``
     does not, so that a smaller ``max_tokens`` is the first cure. OUTPUT_CAP: ``max_tokens`` is
-    above what the model may write, which is no overflow. BINDING: thinking stands behind something
-    else than what it was signed for. CHANGED: reasoning does not stand as it was given. RATE:
-    tokens a minute, quota, credit. IMAGES: more of them than are taken; IMAGE_SIDE and IMAGE_BYTES:
-    one is too large, MANY_IMAGES_SIDE: too large for one of many. ENTRIES: the array of messages is
-    too long. BYTES: the body is too large. PAYLOAD: a field is too long or too large.
+    above what the model may write, which is no overflow. BINDING: thinking follows other content
+    than it was signed for. CHANGED: reasoning is not as it was given. RATE: tokens a minute, quota,
+    credit. IMAGES: more of them than are taken; IMAGE_SIDE and IMAGE_BYTES: one is too large,
+    MANY_IMAGES_SIDE: too large for one of many. ENTRIES: the array of messages is too long. BYTES:
+    the body is too large. PAYLOAD: a field is too long or too large.
     """
 
     NONE = "none"
@@ -209,9 +208,9 @@ def ending_of(
         says nothing.
         prompt: tokens as reported, else as estimated; None if neither is known.
         completion: tokens as reported.
-        max_tokens: what the client asked for.
+        max_tokens: what the client requested.
         window: tokens as Weir believes them.
-        clamped: Weir asked for less than the client did, because the window left no more.
+        clamped: Weir requested less than the client did, because the window left no more.
     """
     if not is_cut_short(reasons):
         return None
@@ -229,7 +228,7 @@ def ending_of(
 
 
 def plausible_limit(verdict: Verdict) -> int | None:
-    """The limit if it may be learned, tokens: it was exceeded by the numbers beside it, if there
+    """The limit if it may be learned, tokens: it was exceeded by the numbers next to it, if there
     are any.
 
     None for wordings whose number is known to be wrong in some build (vLLM of about 0.15).
@@ -329,7 +328,7 @@ def _measured(report: ErrorReport) -> Verdict | None:
 
 
 def _amount(patterns: Sequence[re.Pattern[str]], text: str) -> int | None:
-    """The number that the first of these patterns finds, in bytes where a unit stands behind it."""
+    """The number that the first of these patterns finds, in bytes where a unit follows it."""
     match = next((found for found in (pattern.search(text) for pattern in patterns) if found), None)
     if match is None:
         return None

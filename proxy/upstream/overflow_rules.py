@@ -18,14 +18,14 @@ import msgspec
 
 HEAD = 1024
 
-# Anthropic, of thinking behind an array that was changed
+# Anthropic, about thinking after an array that was changed
 BOUND = "bound to a different conversation"
 CHANGED = re.compile(
     r"`?thinking`? (?:or `?redacted_thinking`? )?blocks in the latest assistant message cannot be modified"
     r"|invalid `?signature`? in `?thinking`? block"
     r"|provided without its required .?(?:following|reasoning).? item"
 )
-"""What Anthropic, and OpenAI, say of reasoning that does not stand as it was given."""
+"""What Anthropic and OpenAI say about reasoning that is not as it was given."""
 OVERFLOW_CODES = frozenset(
     {
         "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras
@@ -429,7 +429,7 @@ MEASURES = (
         _compiled(rf"size ({N}) exceeds"),
     ),
 )
-"""What upstreams take so much of at most, beside tokens; the first that fits counts."""
+"""What upstreams limit other than tokens; the first match counts."""
 UNIT_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9}
 CHARACTERS = re.compile(r"\d (?:characters|chars|bytes)\b|\d ?(?:字符|字节)")
 TOKENS = re.compile(rf"\d tokens?\b|\b(?:input|prompt|total|many) tokens?\b|{WINDOW.pattern}")
@@ -486,7 +486,7 @@ def plain(text: str) -> str:
 
 
 def decode(text: str) -> object:
-    """The JSON value in ``text``, also behind a prefix such as ``400`` or ``data:``, else ``text``
+    """The JSON value in ``text``, also after a prefix such as ``400`` or ``data:``, else ``text``
     itself.
     """
     if text.startswith(("data:", "event:", "id:", ":")):

@@ -1,10 +1,10 @@
 """Anthropic's Messages: ``POST /v1/messages``.
 
 Segments are: one assistant message (adjacent ones together); each ``tool_result`` block of a user
-message, as role ``tool``; what else stands in such a message, as role ``user``; every other message
-as it is. The top-level ``system`` stands before them. What Weir adds to a user's turn becomes a
-block of it, because strict hosts refuse two user messages after one another; results stand first in
-their turn, and a ``system`` message between others follows a user's and precedes an assistant's
+message, as role ``tool``; what else is in such a message, as role ``user``; every other message as
+it is. The top-level ``system`` precedes them. What Weir adds to a user's turn becomes a block of
+it, because strict hosts refuse two user messages after one another; results come first in their
+turn, and a ``system`` message between others follows a user's and precedes an assistant's
 (platform.claude.com, "Handle tool calls", "Mid-conversation system messages").
 
 Thinking, redacted thinking, signatures and what the provider's own tools left are never changed and
@@ -280,7 +280,7 @@ class MessagesCodec(Codec):
         return None if marked is None else SystemField(marked)
 
     def elements(self, request: ClientRequest, segments: Sequence[Raw]) -> Sequence[Raw]:
-        """The messages that these segments make, each part in the turn where it stands.
+        """The messages that these segments make, each part in its turn.
 
         Turns that are as they came keep their bytes.
         """
@@ -488,7 +488,7 @@ def _turn(segments: Sequence[Raw], places: Mapping[int, int]) -> list[Raw]:
     their identity.
 
     As they came where nothing is changed in them. Else one user message has all blocks, results
-    first, and messages of the system stand behind it.
+    first, and system messages follow it.
     """
     if _is_as_it_came(segments, places):
         whole = [raw.whole if isinstance(raw, TurnPart) else raw for raw in segments]

@@ -1,12 +1,12 @@
 """A chat message as it is read: what planning has to know of it, its digest, its cache markers.
 
-Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` stand on parts of a message's
-content. Anthropic takes four in a request at most, and none that lives an hour behind one that
-lives five minutes (its page on prompt caching). So there are never more than the client sent,
-unless the policy asks for one:
+Anthropic's ``cache_control`` and OpenAI's ``prompt_cache_breakpoint`` are on parts of a message's
+content. Anthropic takes four in a request at most, and none that lives an hour after one that lives
+five minutes (its page on prompt caching). So there are never more than the client sent, unless the
+policy adds one:
 
 * content that is replaced keeps its last marker;
-* the marker of a message that a summary stands for goes to the summary, if the order of lifetimes
+* the marker of a message that a summary covers goes to the summary, if the order of lifetimes
   allows it there;
 * with what is dropped without a summary its marker goes too.
 """
@@ -57,8 +57,8 @@ def marker_for_summary(pieces: Sequence[PlannedMessage], messages: Sequence[Raw]
     """The markers that a summary takes over: those of the last marked message that is not in the
     array any more.
 
-    Empty if there is no summary or no such message, or if a marker that lives an hour would come to
-    stand behind one that lives five minutes.
+    Empty if there is no summary or no such message, or if a marker that lives an hour would follow
+    one that lives five minutes.
     """
     place = next((n for n, piece in enumerate(pieces) if piece.is_summary), None)
     if place is None:
@@ -97,8 +97,8 @@ def _all_markers(raw: Raw) -> list[dict[str, Any]]:
 
 
 def _has_words(data: bytes) -> bool:
-    """Whether a marker's name stands in these bytes at all; CPython searches from the end in half
-    the time.
+    """Whether a marker's name is in these bytes at all; CPython searches from the end in half the
+    time.
     """
     return any(data.rfind(word) >= 0 for word in _WORDS)
 

@@ -69,7 +69,7 @@ class GivenAnswer(NamedTuple):
 
 
 class RawSegment(bytes):
-    """Elements of a history, with what their codec has to know of them beside their bytes."""
+    """Elements of a history, with what their codec has to know in addition to their bytes."""
 
     @classmethod
     def of(cls, data: bytes, **known: object) -> Self:
@@ -95,9 +95,7 @@ class SystemField(RawSegment):
 
 
 class NamingRun(RawSegment):
-    """A segment whose ``meant`` has also what stands in it only by its name, and is empty where
-    nothing does.
-    """
+    """A segment whose ``meant`` also has what it only names; empty where it names nothing."""
 
     meant: bytes = b""
 
@@ -224,8 +222,8 @@ class Codec:
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
         providers: those that carry out ``context_management`` themselves.
-        array: the field that holds the history, ``system`` one that holds a system prompt beside
-        it.
+        array: the field that holds the history, ``system`` one that holds a system prompt
+            separately.
         limits: fields for the length of the answer, the one that counts first.
         tool_fields: fields with definitions of tools.
         schema: the field that may hold a schema for the answer.
@@ -237,8 +235,7 @@ class Codec:
         created_with: fields of such a request that those which go on from it leave out.
         words: what is looked for in the array as it came, to read on only where it is mentioned;
         ``wall`` is the one
-            of a compaction of the provider's: what stands before it is read as nothing once that
-            has come.
+            of a compaction of the provider's: what precedes it is ignored once that has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
         words_of_element: fields of an element of the array that are strings wherever they are
@@ -287,8 +284,7 @@ class Codec:
         """The same, of which only what follows a beginning is read; None where it does not go on as
         that did.
 
-        One string stands for the elements of the beginning: with it the rest is JSON if the whole
-        is.
+        One string replaces the elements of the beginning: with it the rest is JSON if the whole is.
         """
         start = begun.start + 1
         size = begun.size
@@ -464,7 +460,7 @@ class Codec:
         return like(raw, write_value(value))
 
     def joined(self, before: Raw, after: Raw) -> Raw | None:
-        """Two user messages as one; None where they are of two people, or stand in one turn anyway.
+        """Two user messages as one; None where they are from two people, or are in one turn anyway.
 
         Two texts make one text: some providers refuse a list of parts.
         """
@@ -529,7 +525,7 @@ class Codec:
         return value
 
     def matters(self, name: bytes, data: bytes) -> bool:
-        """Whether an event has to be read in an answer that has said something; may be asked of
+        """Whether an event has to be read in an answer that has said something; may be called for
         whole ones at once.
 
         Then both are their bytes.
@@ -561,7 +557,7 @@ class Beginning(NamedTuple):
     """What a body began with: ``size`` bytes up to the end of an element of its array, and their
     hash.
 
-    The array begins at ``start``; ``words`` are those of its codec's that stand in it.
+    The array begins at ``start``; ``words`` are those of its codec's that occur in it.
     """
 
     size: int
@@ -601,9 +597,9 @@ parse_chat = CHAT.parse
 class Segments(Sequence[Raw]):
     """The history's segments as slices, split when they are first needed: most were seen before.
 
-    ``head`` are segments that stand in fields of their own, before those of the array; ``known``
-    are elements that the array only names, by their ids. ``words`` are those of its codec's that
-    stand before its ``rest``.
+    ``head`` are segments in fields of their own, before those of the array; ``known`` are elements
+    that the array only names, by their ids. ``words`` are those of its codec's that occur before
+    its ``rest``.
     """
 
     def __init__(

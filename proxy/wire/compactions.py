@@ -1,4 +1,5 @@
-"""Compactions on the wire: how a client asks for one, how the provider is, and what is given.
+"""Compactions on the wire: how a client requests one, how the provider is asked, and what is
+returned.
 
 A compaction of Weir's is an item (Responses) or a block (Messages) with a sealed text. On the way
 up a message with that text takes its place.
@@ -38,10 +39,9 @@ LEAST_TRIGGER = 50_000  # tokens (platform.claude.com, "Compaction")
 
 
 def client_edits(fields: Mapping[str, Raw]) -> ClientEdits | None:
-    """What the client asks to have taken out of its request by Anthropic's ``context_management``.
+    """What the client wants removed from its request by Anthropic's ``context_management``.
 
-    None where it asks for nothing, or for something that is not known here: that is the upstream's
-    to judge.
+    None where it requests nothing, or something unknown here: that is the upstream's to judge.
     """
     field = read_value(fields[EDITS]) if EDITS in fields else None
     if isinstance(field, list):

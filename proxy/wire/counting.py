@@ -71,7 +71,7 @@ def installed_estimators() -> dict[str, TokenCounter]:
 def check_estimator(name: str) -> str | None:
     own = ("tokenizer", *HEURISTICS, *ENCODINGS)
     if name in own:
-        return None  # entry points are read from every installed package, and every policy asks
+        return None  # entry points are read from every installed package, for every policy
     known = [*own, *(point.name for point in entry_points(group=ESTIMATORS_GROUP))]
     return None if name in known else f"no estimator {name}; there are: {', '.join(sorted(known))}"
 
@@ -125,7 +125,7 @@ class TextCounter:
 
     @property
     def reason(self) -> str | None:
-        """Why characters are counted instead of the vocabulary that was asked for; None if all is
+        """Why characters are counted instead of the vocabulary that was requested; None if all is
         well.
         """
         return self._source.reason if isinstance(self._source, Vocabulary) else None
@@ -181,8 +181,8 @@ class TextCounter:
 class Tokenizer:
     """The counters of every model, sharing vocabularies and a few worker threads.
 
-    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``estimators`` are counters by name beside
-    the built-in ``o200k_base``, ``cl100k_base``, ``chars4`` and ``chars2.5``.
+    ``cache_dir`` is the user's ``TIKTOKEN_CACHE_DIR``; ``estimators`` are counters by name in
+    addition to the built-in ``o200k_base``, ``cl100k_base``, ``chars4`` and ``chars2.5``.
     """
 
     def __init__(

@@ -149,8 +149,8 @@ def decoded(body: bytes, encodings: Iterable[bytes], *, limit: int) -> Iterator[
 
 
 class Unpacker:
-    """An answer without its encodings, as it goes by: nothing behind what is broken, unknown or
-    more than ``most``.
+    """An answer without its encodings, as it goes by: nothing after what is broken, unknown or more
+    than ``most``.
     """
 
     def __init__(self, encodings: Iterable[bytes], *, most: int) -> None:

@@ -72,9 +72,7 @@ def elements_of(run: Raw) -> Sequence[Raw]:
 
 
 def holds_beyond(values: Sequence[Any], levels: int) -> bool:
-    """Whether in any of these objects and arrays others stand in one another more than ``levels``
-    deep.
-    """
+    """Whether any of these objects and arrays are nested more than ``levels`` deep."""
     within = values
     while within and levels:
         inner = [each.values() if type(each) is dict else each for each in within]
@@ -332,8 +330,8 @@ class Lines:
     """Feed it chunks as they arrive; it gives the same bytes, cut between lines where a line is not
     too long for that.
 
-    Behind half a line, or a name without its data, no client would see the event that tells it of
-    an error.
+    After half a line, or a name without its data, no client would see the event that reports an
+    error.
     """
 
     rest: bytes = b""

@@ -93,7 +93,7 @@ def rewritten(
     """The body without the definitions of tools of these names; other ``messages``, unless None
     keeps their bytes.
 
-    A ``marker`` stands behind tools and the ``head`` messages of the system.
+    A ``marker`` follows tools and the ``head`` messages of the system.
     """
     new = _without_tools(request, pruned) if pruned else {}
     codec = request.codec

@@ -2,10 +2,10 @@
 
 Segments are: a run of what the model made (reasoning, messages, calls), as role ``assistant``; one
 output of a call, as role ``tool``; one message of the user, the system or the developer.
-``instructions`` stand before them. Ids, names, arguments and what is encrypted are never changed. A
-run with ids but without reasoning, behind outputs of a run that has it, may share that reasoning:
-where it goes without it, it goes without its ids, which nothing else asks for ("was provided
-without its required 'reasoning' item").
+``instructions`` precede them. Ids, names, arguments and what is encrypted are never changed. A run
+with ids but without reasoning, after outputs of a run that has it, may share that reasoning: where
+it goes without it, it goes without its ids, which nothing else needs ("was provided without its
+required 'reasoning' item").
 """
 
 import json
@@ -111,7 +111,7 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 class JoinedRun(NamingRun):
-    """A run that was made with the reasoning of this id, which stands in a run before it."""
+    """A run that was made with the reasoning of this id, which is in an earlier run."""
 
     reasoning: str = ""
 
@@ -156,7 +156,7 @@ class ResponsesCodec(Codec):
         return value if isinstance(value, str) and value else None
 
     def is_kept(self, fields: Mapping[str, Raw]) -> bool:
-        """Whether the provider stores the answer, which it does unless it is told not to."""
+        """Whether the provider stores the answer, which it does unless the request opts out."""
         return bytes(fields.get("store", b"")) != b"false"
 
     def added(self, fields: Mapping[str, Raw]) -> bytes:

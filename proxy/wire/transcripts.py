@@ -1,11 +1,11 @@
 """From a request's raw messages to the planner's transcript, paying only for what was never seen
 before.
 
-Three caches, all in memory, bounded, and seeded per tenant so that nobody can tell by timing what
+Three caches, all in memory, bounded, and seeded per tenant so that nobody can learn by timing what
 another has sent. Of a body that begins as an earlier one did only the rest is parsed, and an array
 that begins with the bytes of an earlier one is that array and what follows it: one fast hash over
-the shared bytes finds either. A single message that was seen before, wherever it stands, is found
-by the hash of its slice.
+the shared bytes finds either. A single message that was seen before, at any position, is found by
+the hash of its slice.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ MAX_ARRAYS = 8_192
 # that share a prefix: many bodies of one key begin with the same tools
 ARRAYS_ALIKE = 3
 BODIES_ALIKE = 16
-ALONE = 8  # messages: what arrays that are alike cost beside those of the first
+ALONE = 8  # messages: what arrays that are alike cost in addition to those of the first
 ALIKE = 256  # bytes by which an array is found in its body
 MAX_FILES = 4_096
 # bytes of a message in which a file is named: one that holds a file's content is longer
@@ -102,8 +102,8 @@ class RequestTranscript(msgspec.Struct, frozen=True):
     """A transcript, the seed of its chain, the indices of messages that carry Weir's own mark, and
     whether there are images or the like.
 
-    ``new`` are the raw messages behind those whose array was seen before. ``sampled`` says that
-    some were counted in part: the tokens are right within ``MAX_ERROR``.
+    ``new`` are the raw messages after those whose array was seen before. ``sampled`` says that some
+    were counted in part: the tokens are right within ``MAX_ERROR``.
     """
 
     transcript: Transcript
@@ -235,9 +235,9 @@ class Transcripts:
         """The transcript of a request whose ``messages`` is an array. Raises RequestTooLarge for
         too many, InvalidJSON for one that is nested too deeply.
 
-        ``owner`` is whose history it is, beside the tenant's. ``image_tokens`` is what every image
-        costs, None for the model's formula; ``binds`` whether the model signs what it thinks for
-        what stands before it. Much text that was never seen is counted in part where that
+        ``owner`` is whose history it is, in addition to the tenant. ``image_tokens`` is what every
+        image costs, None for the model's formula; ``binds`` whether the model signs what it thinks
+        for what precedes it. Much text that was never seen is counted in part where that
         ``may_sample``.
         """
         codec = request.codec
@@ -303,7 +303,7 @@ class Transcripts:
     async def _messages(self, raws: Sequence[Raw], counting: _Counting) -> tuple[Message, ...]:
         seen = self._seen
         keys = [xxhash.xxh3_128_digest(raw, counting.seed) for raw in raws]
-        # what stands before a compaction is read as nothing, whatever it was before
+        # what precedes a compaction is ignored, whatever it was before
         if counting.codec is not CHAT:
             keys = [key + type(raw).__name__.encode() for key, raw in zip(keys, raws, strict=True)]
         if counting.sampled:
@@ -375,7 +375,7 @@ class Transcripts:
         values = read_messages(raws) if codec is CHAT else [codec.view(raw) for raw in raws]
         if any(type(value.get("role")) in (dict, list) for value in values):
             raise TypeError("the role of a message is no word")
-        # most brackets stand in texts
+        # most brackets are in texts
         deepest = self._depth - 2
         is_read = codec is CHAT and all(values)
         is_beyond = (
@@ -492,7 +492,7 @@ def _key_of(parts: Iterable[Raw], counting: _Counting) -> bytes:
 def _define(
     request: ClientRequest, *, model: str, counter: TextCounter
 ) -> tuple[ToolDefinition, ...]:
-    alone = tool_texts([{}], None, None, model=model)  # what a first definition costs beside itself
+    alone = tool_texts([{}], None, None, model=model)  # a first definition's overhead
     found: list[ToolDefinition] = []
     for name, raws in tool_definitions(request).items():
         values = [read_value(raw) for raw in raws]

@@ -1,14 +1,14 @@
 """What is out of the window of one conversation, which of it a query is about, and what the model
-is told of it.
+receives of it.
 
-A text that has all words of the query stands before one that has some; then counts how rare these
+A text that has all words of the query ranks before one that has some; then counts how rare these
 are among the texts that were found, identifiers twice; then how near to the newest message the text
-stood.
+was.
 
-What was recalled is data: each text stands inside a fence that it cannot close, under a line that
-says whose words they are, and nothing in it can pass for a role. A page is the text letter by
-letter, so that the pages from byte 0 on make up the original; where letters of it would pass for
-markup, the page is a JSON string in which they are escaped.
+What was recalled is data: each text is inside a fence that it cannot close, under a line that says
+whose words they are, and nothing in it can pass for a role. A page is the text letter by letter, so
+that the pages from byte 0 on make up the original; where letters of it would pass for markup, the
+page is a JSON string in which they are escaped.
 
 Most of what is out of the window is in the request itself: clients send their whole history again.
 So that is looked through first, which needs no store and finds nobody else's texts; the store has

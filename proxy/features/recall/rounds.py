@@ -1,5 +1,5 @@
-"""Asking again with what was recalled: as often as the policy allows, and never for more than the
-window holds.
+"""Sending the request again with what was recalled: as often as the policy allows, and never for
+more than the window holds.
 
 ::
 
@@ -8,10 +8,10 @@ window holds.
     rounds - 1              its answer, and that it was the last    answer; a call is refused
     rounds                  a refusal                               answer; a call is taken out of what it says
 
-Where the upstream says that an answer is too long for its window, the same round is asked with half
+Where the upstream says that an answer is too long for its window, the same round is sent with half
 of it, then with none. Where it refuses the round for another reason of its own, the client's own
-request goes up, as if there were no such tool. What a client can mend by waiting (429, 5xx) it is
-told.
+request goes up, as if there were no such tool. What a client can mend by waiting (429, 5xx) is
+passed on to it.
 
 A client that streams sees one answer that goes on. Nothing is sent while all that an upstream has
 said is a call of the recall tool: until then its next answer may still be an error with a status of
@@ -94,7 +94,7 @@ class Rounds:
 
     Attributes:
         body: the forwarded request with the tool, ``plain`` the same without it.
-        room: uncalibrated tokens that the window has left beside that request and its answer.
+        room: uncalibrated tokens that the window has left after that request and its answer.
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
         joins: whether the client gets what the model said before a call; not where its answer has a
         schema.
@@ -303,9 +303,9 @@ class Relaying:
 
     Attributes:
         headers: the client's response headers for an upstream's answer.
-        explain: what a client is told whose stream broke off.
-        ended: told what each round that is followed by another one has said of itself.
-        tap: watches what the client is sent.
+        explain: what a client receives whose stream broke off.
+        ended: called with what each round that is followed by another has reported of itself.
+        tap: reads what the client receives.
     """
 
     rounds: Rounds
@@ -319,7 +319,7 @@ class Relaying:
     async def run(self, received: UpstreamResponse) -> UpstreamResponse | None:
         """Nothing, or an answer that is to be relayed instead, nothing having been sent.
 
-        Raises Cut if the stream broke off, ProxyError if the upstream could not be asked again and
+        Raises Cut if the stream broke off, ProxyError if the upstream could not be called again and
         nothing was sent.
         """
         gate = Gate(self.send, self.headers, received, self.tap)

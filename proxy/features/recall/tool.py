@@ -3,8 +3,8 @@ calls of it.
 
 Other endpoints have the MCP server (:mod:`proxy.features.recall.mcp`).
 
-The definition is constant and stands behind the client's own tools, so that after the batch that
-brings it every request of the conversation begins alike.
+The definition is constant and follows the client's own tools, so that after the batch that brings
+it every request of the conversation begins alike.
 
 What of one round's stream the client sees: everything but the recall tool's calls, and no end
 before the last round.
@@ -93,7 +93,7 @@ def offer_for(
     """The tool for this request; None where the policy has none or the request leaves no place for
     it.
 
-    There is none beside a tool of the client's that has its name, beside legacy ``functions``, for
+    There is none next to a client's tool of the same name, next to legacy ``functions``, for
     several answers at once, and where the client has no tools and rules out that one is called. A
     ``tool_choice`` that names another tool keeps the model from calling this one; its definition
     stays for the prefix.
@@ -163,7 +163,7 @@ class RecallTurn(msgspec.Struct, frozen=True):
 
 
 def read_call(identity: str, arguments: str) -> RecallCall:
-    """What one call asks for. Models send numbers as text, refs with ``.txt`` and nothing where
+    """What one call requests. Models send numbers as text, refs with ``.txt`` and nothing where
     they mean nothing.
     """
     try:

@@ -31,7 +31,7 @@ class Tally:
     begin with the one before. What was refused is in no sum of tokens or costs; ``before`` are the
     tokens unmanaged. ``peak`` is the largest ratio of ``cost`` to ``unmanaged``, cumulative within
     a conversation and not before its first batch, ``early`` the largest before it. ``asked`` counts
-    questions to a model, ``refused_by`` refusals by bucket.
+    calls to a model, ``refused_by`` refusals by bucket.
     """
 
     conversations: int = 0

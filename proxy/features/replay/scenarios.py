@@ -65,7 +65,7 @@ class Forwarded:
 
     ``pieces`` is None for a request that was refused, and ``refused_by`` then the bucket that was
     too full, or ``total``. ``tokens`` of it (or of what was refused) are uncalibrated; ``new``:
-    edits were decided; ``failed``: it could not be planned; ``asked`` counts questions to a model.
+    edits were decided; ``failed``: it could not be planned; ``asked`` counts calls to a model.
     """
 
     pieces: tuple[PlannedMessage, ...] | None

@@ -33,7 +33,7 @@ class BadRecording(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a later request needs: all ``needles`` are to stand in it.
+    """Something that a later request needs: all ``needles`` must be in it.
 
     ``needed_at`` are indices of the assistant messages whose requests need it; without any it is
     the end of the conversation. ``superseded`` are values that it replaced.
@@ -258,7 +258,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Facts that requests needed and that stood in the client's own array, literally in any case of
+    """Facts that requests needed and that were in the client's own array, literally in any case of
     letters.
 
     ``recoverable`` are in the window or the archive, ``stale`` is a superseded value without the
