@@ -27,7 +27,16 @@ MARKED_LENGTH = 12
 """Minimum characters of a sentence that is searched in an extract."""
 FACT = re.compile(r"(?=.*[\d/_])[\w/.:#@-]{4,}")
 EDGES = ".,;:()[]{}'\"`"
-NOT_SENT = "context_length_exceeded"
+NOT_SENT = {
+    "context_length_exceeded": (
+        "Not enough could be removed, so the request was refused and not sent."
+    ),
+    "insufficient_quota": "A budget is used up, so the request was refused and not sent.",
+    "rate_limit_exceeded": (
+        "A rate or what is in flight left no room, so the request was refused and not sent."
+    ),
+}
+"""What is said of a request that Weir refused, by its outcome."""
 
 
 async def request(visit: PageVisit) -> View:
@@ -78,18 +87,14 @@ def sentences_on(both: Json) -> Iterator[str | Markup]:
     before = layers[0]["tokens_before"] if layers else exchange["tokens_after"]
     gone = [row for row in both["client"] if row.status == "removed"]
     yield f"The window was {before / limit:.0%} full."
-    if exchange["outcome"] == NOT_SENT:
-        yield "Not enough could be removed, so the request was refused and not sent."
+    if exchange["outcome"] in NOT_SENT:
+        yield NOT_SENT[exchange["outcome"]]
         return
     if exchange["observed"]:
         yield "The policy only observes: the client's own messages were sent."
         return
     if not has_acted:
-        yield (
-            f"{_messages(len(gone))} that were removed before stayed out; nothing new was removed."
-            if gone
-            else "The request was sent as the client wrote it."
-        )
+        yield _kept_out(both, gone)
         return
     yield from _batch(exchange, gone)
     if gone and both["kept"] and all(row.link for row in gone):
@@ -103,6 +108,22 @@ def sentences_on(both: Json) -> Iterator[str | Markup]:
             "The provider had to read the new beginning without its cache; with that, this request"
             " cost {} {} than the client's own messages would have."
         ).format(dollars(abs(saved)), than)
+
+
+def _kept_out(both: Json, gone: list[SideRow]) -> str:
+    """What became of a request from which nothing new was removed. Its arrays may not be kept."""
+    if gone:
+        return (
+            f"{_messages(len(gone))} that were removed before stayed out; nothing new was removed."
+        )
+    exchange = both["exchange"]
+    if "fallback=1" in exchange["actions"]:
+        return f"It did not fit the model that it was for, so it was sent to {exchange['model']}."
+    if exchange["actions"] == "none":
+        return "The request was sent as the client wrote it."
+    if exchange["tokens_after"] < exchange["tokens_before"]:
+        return "What was taken out before stayed out; nothing new was removed."
+    return f"Nothing new was removed; what was done to it: {exchange['actions']}."
 
 
 def _batch(exchange: Json, gone: list[SideRow]) -> Iterator[str]:

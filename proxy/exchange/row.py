@@ -3,6 +3,8 @@
 Each column of ``ExchangeRow`` is one line of ``row_of``.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from policies.ledger import Decision, TokenUsage, Trend
@@ -111,7 +113,7 @@ def _detail(record: ExchangeRecord, recognized: Recognized) -> dict[str, object]
     if decision is not None and decision.pruned:
         detail["pruned"] = list(decision.pruned)
     if decision is not None and decision.trail:
-        detail |= _done(decision)
+        detail |= _done(decision, budget.estimate)
     transcript = recognized.transcript
     if tools := results_by_tool(transcript, transcript.head + recognized.length):
         detail["tools"] = tools
@@ -133,8 +135,8 @@ def burn_in(trend: Trend, *, ratio: float) -> dict[str, int]:
     }
 
 
-def _done(decision: Decision) -> dict[str, object]:
-    done: dict[str, object] = {"layers": layers_in(decision)}
+def _done(decision: Decision, estimate: Callable[[int], int]) -> dict[str, object]:
+    done: dict[str, object] = {"layers": layers_in(decision, estimate)}
     if condensed := condensed_in(decision):
         done["condensed"] = condensed
     if decision.window_id is not None:

@@ -30,6 +30,7 @@ from proxy.access.provider_ids import MAX_ANSWER, ids_in, is_judged, is_list
 from proxy.conversation.thread import name_from
 from proxy.errors import Busy, LoopDetected, ProxyError, RequestTooLarge, UpstreamUnreachable
 from proxy.exchange.exchange import CLIENT_CLOSED
+from proxy.exchange.reserve import MAX_CHOICES
 from proxy.exchange.sinks import NO_POLICY, record_relayed
 from proxy.http.request import as_error
 from proxy.runtime import Runtime
@@ -67,6 +68,8 @@ log = logging.getLogger("weir")
 
 MAX_HELD = 1024 * 1024
 MAX_READ = 64 * 1024
+MAX_ANSWER_LEN = 10_000_000
+"""Tokens; what names more is refused by any model."""
 NOTHING = frozenset[bytes]()
 READ_HERE = frozenset({b"accept-encoding"})
 VIDEOS = "/videos"
@@ -179,11 +182,12 @@ class RelayedRequest:
                 destination = unread(config, caller, route, model=_model_in(read) if looks else "")
             self.destination = destination
             await self._judge(destination, body)
-            await self._reserve(caller, len(body or b""))
+            await self._reserve(caller, len(body or b""), body or b"")
             await while_connected(self.scope, self._forward(destination, body))
 
-    async def _reserve(self, caller: Caller, size: int) -> None:
-        """Reserve what a request with a body of so many bytes may take.
+    async def _reserve(self, caller: Caller, size: int, body: bytes = b"") -> None:
+        """Reserve what a request with a body of so many bytes may take, and its answer where the
+        body was read and names its length.
 
         Raises BudgetExceeded or RateLimited where there is not enough left.
         """
@@ -193,13 +197,15 @@ class RelayedRequest:
         self.reserved = True
         names_model = self.route.kind == "model" and not is_form(self.headers)
         self.assumed = tokens = size // BYTES_A_TOKEN if names_model else 0
-        await runtime.admission.take_tokens(self.slot, caller, tokens)
+        answer = _answer_length(body) if names_model else 0
+        await runtime.admission.take_tokens(self.slot, caller, tokens + answer)
         if not caller.has_budget:
             return
         model = "" if self.destination is None else self.destination.model
-        dollars = runtime.registry.list_price(model, ReportedUsage(prompt=tokens))
+        took = ReportedUsage(prompt=tokens, completion=answer)
+        dollars = runtime.registry.list_price(model, took)
         self.budget, refusal = await runtime.budgets.reserve(
-            caller, self.id, tokens=tokens, dollars=dollars or 0.0
+            caller, self.id, tokens=tokens + answer, dollars=dollars or 0.0
         )
         if refusal is not None:
             raise refusal
@@ -474,6 +480,20 @@ def _model_in(body: bytes) -> str:
         return ""
     model = read_value(fields["model"]) if "model" in fields else None
     return model if isinstance(model, str) else ""
+
+
+def _answer_length(body: bytes) -> int:
+    """The tokens that all answers to a request may have, 0 where it does not say."""
+    try:
+        fields = split_object(body)
+    except ProxyError:
+        return 0
+    said = {name: read_value(fields[name]) for name in ("max_tokens", "n") if name in fields}
+    most = said.get("max_tokens", 0)
+    count = said.get("n", 1)
+    if type(most) is not int or not 0 < most <= MAX_ANSWER_LEN:
+        return 0
+    return most * (count if type(count) is int and 1 <= count <= MAX_CHOICES else 1)
 
 
 async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:

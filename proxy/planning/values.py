@@ -476,13 +476,16 @@ def condensed_in(decision: Decision) -> list[dict[str, object]]:
     return found
 
 
-def layers_in(decision: Decision) -> list[dict[str, object]]:
+def layers_in(decision: Decision, estimate: Callable[[int], int]) -> list[dict[str, object]]:
+    """What each layer did, in tokens as the upstream counts them: ``estimate`` makes them of
+    Weir's.
+    """
     return [
         {
             "layer": report.layer,
             "scope": report.scope,
-            "tokens_before": report.before,
-            "tokens_after": report.after,
+            "tokens_before": estimate(report.before),
+            "tokens_after": estimate(report.after),
             "units": report.units,
             "kept": report.kept,
             "rung": report.rung,

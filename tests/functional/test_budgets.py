@@ -225,6 +225,17 @@ async def test_what_is_in_flight_may_not_pass_a_budget_either(office: Office) ->
     assert used["prompt"] + used["completion"] <= 40 + 15
 
 
+async def test_the_answer_of_a_relayed_completion_is_reserved_too(tmp_path: Path) -> None:
+    def slowly(asked: Asked) -> Reply:
+        between = 1.0 if "/completions" in asked.target else 0.0
+        return replace(fifteen(asked), chunks=(b" ", *fifteen(asked).chunks), between=between)
+
+    async with opened(tmp_path, say=slowly) as office:
+        ask = [office.ask("hard", "completions", prompt="x", max_tokens=45) for _ in range(8)]
+        statuses = sorted(each.status_code for each in await asyncio.gather(*ask))
+        assert statuses == [200, *[429] * 7]
+
+
 async def test_a_client_that_asks_in_turns_does_not_wait_for_its_own_answers(office: Office) -> None:
     """What is answered holds nothing of a budget, although its row is stored in the background."""
     body = {"model": "m", "messages": HELLO, "max_tokens": 50}

@@ -1,7 +1,7 @@
 """The pages at /weir/ui over HTTP: who sees what, what a form may do, and what is kept of a request."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ import httpx
 import openai
 import pytest
 
+from proxy.dashboard.requests import sentences_on
 from proxy.store.inspections import ref_of
 from tests.functional.api import ADMIN, NAME, Api, compacted, serving
-from tests.functional.harness import ALONE, Deployment, Talk
+from tests.functional.harness import ALONE, COUNTER, Deployment, Talk, weir
+from tests.upstream.app import serve_simulator
+from tests.upstream.model import SimulatorSettings
 
 pytestmark = pytest.mark.slow
 
@@ -318,6 +321,66 @@ async def test_a_request_is_explained_in_sentences_and_shared_by_a_link_that_ope
         key = next(each for each in kept if each["name"] == "mine")
         assert (await keyed.ask("DELETE", f"keys/{key['name']}", key=ADMIN)).status_code == 200
         assert (await operator.get(link)).status_code == 404, "with the key the link ends"
+
+
+SENT: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "untouched": ({}, "The request was sent as the client wrote it."),
+    "edits whose arrays are not kept": (
+        {"actions": "compact=1", "tokens_after": 50},
+        "What was taken out before stayed out; nothing new was removed.",
+    ),
+    "another model": (
+        {"actions": "fallback=1", "model": "large"},
+        "It did not fit the model that it was for, so it was sent to large.",
+    ),
+    "something else": ({"actions": "clamp=1"}, "Nothing new was removed; what was done to it: clamp=1."),
+    "a budget": ({"outcome": "insufficient_quota"}, "A budget is used up, so the request was refused and not sent."),
+    "a rate": (
+        {"outcome": "rate_limit_exceeded"},
+        "A rate or what is in flight left no room, so the request was refused and not sent.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_no_sentence_says_of_a_request_what_was_not_done_to_it(case: str) -> None:
+    changed, said = SENT[case]
+    exchange = {"limit": 100, "tokens_before": 80, "tokens_after": 80, "actions": "none", "outcome": "ok", "model": "m"}
+    whole = {**exchange, "observed": False, "layers": [], "detail": {}, **changed}
+    sentences = list(sentences_on({"exchange": whole, "client": [], "model": [], "kept": False, "pruned": []}))
+    assert sentences[1:] == [said]
+
+
+async def test_a_layer_counts_as_the_upstream_does(tmp_path: Path) -> None:
+    """The policy's estimator counts nearly twice as many tokens as the upstream."""
+    policy = "default_policy: p\npolicies: {p: {preset: turn-atomic, window: 4096}}\n"
+    async with (
+        serve_simulator(SimulatorSettings(window=64_000), counter=COUNTER) as simulator,
+        weir(
+            "",
+            tmp_path / "w.db",
+            yaml=f'upstreams: {{main: {{base_url: "{simulator.base_url}", api_key: pass}}}}\n{policy}',
+            folder=tmp_path,
+            window=None,
+        ) as target,
+        httpx.AsyncClient(base_url=target.root) as http,
+    ):
+        messages: list[dict[str, str]] = []
+        for turn in range(9):
+            messages.append(
+                {"role": "user", "content": f"{turn} " + "The ferry leaves at nine from the harbour. " * 70}
+            )
+            body = {"model": "sim", "messages": messages, "max_tokens": 50}
+            answer = await http.post("/v1/chat/completions", json=body, headers={"x-weir-conversation": "counted"})
+            assert answer.status_code == 200, answer.text
+            messages.append({"role": "assistant", "content": "ok"})
+        await target.stored()
+        rows = (await http.get("/weir/conversations/counted/timeline")).json()["data"]
+    acted = [row for row in rows if row["layers"]]
+    assert acted
+    for row in acted:
+        assert row["layers"][0]["tokens_before"] <= row["tokens_before"]
+        assert row["layers"][-1]["tokens_after"] <= row["limit"]
 
 
 @ALONE
