@@ -168,8 +168,8 @@ LAST_EVENT = re.compile(
 )
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 READ_OUT = 0.25
-"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp forget what they have not
-handed out yet.
+"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp drop what they have not yet
+delivered.
 """
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
@@ -232,7 +232,7 @@ async def open_stream(
     codec: Codec = CHAT,
     begun: Callable[[], None] | None = None,
 ) -> Opening:
-    """Read until the stream has said something, failed, or shown nothing of either for a moment.
+    """Read until the stream has content, has failed, or has shown neither for a moment.
 
     ``begun`` is called when its first piece has come.
     """
@@ -447,7 +447,7 @@ def messages_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
-    """What a model wrote in a message: text, reasoning, and the names and arguments of calls."""
+    """The model's output in a message: text, reasoning, and the names and arguments of calls."""
     for name, value in message.items():
         if isinstance(value, str) and name != "role":
             yield value

@@ -13,7 +13,7 @@ from proxy.runtime import Runtime
 from proxy.tap import ReportedUsage
 
 CAUTION = 1.25
-"""By so much an upstream may count more tokens of a prompt than Weir does."""
+"""The factor by which an upstream may count more tokens of a prompt than Weir does."""
 
 
 async def reserve(

@@ -30,8 +30,7 @@ from proxy.wire.codec import ClientRequest
 Cause = Literal["none", "client", "proxy"]
 DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
-"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and
-the tools.
+"""Kinds of edits that change the beginning of every request: a summary or a note, and the tools.
 """
 
 

@@ -125,7 +125,7 @@ class Management:
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 
     async def _otherwise(self, request: Request) -> Response:
-        """What no route answers: another method, or another path."""
+        """The error for a request that no route answers: another method, or another path."""
         headers = self._credentials(request)
         method = request.method
         path = request.scope["path"].removeprefix("/weir")

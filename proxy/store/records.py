@@ -231,8 +231,8 @@ NOT_READ_BACK = frozenset(
         *("key", "team", "reserved"),
     }
 )
-"""Fields of an exchange that are no columns of it: they go to its branch, the audit, the bill and
-others.
+"""Fields of an exchange that are no columns of it: they go to its branch, the audit, the usage
+tables and others.
 """
 
 
@@ -562,8 +562,8 @@ class Refusal(IntEnum):
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes together say to one more request of a key; after ``seconds`` its rate has
-    room again.
+    """The verdict of all processes together on one more request of a key; after ``seconds`` its
+    rate has room again.
     """
 
     refused: Refusal
@@ -577,8 +577,8 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of a ``kind`` that an upstream takes of a model's requests, as its refusals have
-    taught.
+    """The most of a ``kind`` that an upstream takes of a model's requests, as learned from its
+    refusals.
 
     The limit is in what the kind is about (tokens, images, bytes …), 0 for a fact without a number.
     """

@@ -57,7 +57,7 @@ POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
 MONTH = 31 * DAY
-INDEXED_AT_ONCE = 4  # steps of 256 KiB that a batch of rows waits for
+INDEXED_AT_ONCE = 4  # steps of 256 KiB for which a batch of rows waits
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
@@ -278,7 +278,7 @@ class Store:
                         mine.homes = await self._write(lambda tx: exchanges.arrive(tx, mine.rows))
                     except StoreError as error:
                         mine.error = error
-                    except Exception:  # noqa: BLE001 - one that cannot be written is no other's fault
+                    except Exception:  # noqa: BLE001 - one that cannot be written must not affect others
                         mine.homes = {}
                 if mine.error is not None:
                     raise mine.error

@@ -96,7 +96,7 @@ def _by_key(tx: Transaction, by: str, *, since: float, key: str | None) -> list[
 
 
 def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
-    """Let what a conversation took go on without it: it is about to be deleted."""
+    """Detach a conversation's usage from it: it is about to be deleted."""
     given = {"of_tenant": tenant, "of_conversation": conversation}
     tx.execute(ADD_UP_WITHOUT, given)
     tx.execute(FORGET_WHOSE, given)

@@ -1,5 +1,5 @@
-"""Every name that leaves the process in a span, an event or a metric, and what their values may be;
-nothing else does.
+"""Every name that leaves the process in a span, an event or a metric, and its allowed values; no
+other name does.
 
 GenAI names follow the OpenTelemetry conventions 1.37 to 1.41, which today's viewers read, with the
 additions of the newer GenAI repository that do not clash (``conversation.compacted``,

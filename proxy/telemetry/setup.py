@@ -62,7 +62,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Leave."""
+        """Shut down."""
         self._exporter.shutdown()
 
 
@@ -137,7 +137,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return chosen in {"true", "span_only", "span_and_event"} if chosen else self.capture_content
 
     def resource(self) -> Resource:
-        """Who the spans are from."""
+        """The resource that the spans come from."""
         attributes = {
             "service.name": self.service_name,
             "service.version": self.service_version,

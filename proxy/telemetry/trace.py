@@ -118,7 +118,7 @@ class Span:
             self.trace.plan_span = None
         self.end()
 
-    # What took long
+    # Slow parts
 
     def now(self) -> int:
         """The time, 0 where nothing is recorded."""
@@ -141,7 +141,7 @@ class Span:
         return now
 
     def begin(self) -> None:
-        """A plan begins, perhaps anew."""
+        """A plan begins, perhaps again."""
         self._end_laps()
         self.resume(between=True)
 
@@ -455,8 +455,8 @@ class ExchangeTrace:
         derived: bool = False,
         key: str | None = None,
     ) -> None:
-        """Record who this is, as far as it is known: on every span the conversation, on the root
-        the rest.
+        """Record the identity of the request, as far as it is known: on every span the
+        conversation, on the root the rest.
 
         Args:
             conversation: Its name; ``session.id`` too, unless the client's baggage named another

@@ -49,8 +49,8 @@ class PooledConnection(ResponseHandler):
 
     aiohttp takes bytes that come while no request is out for the next answer; here they close the
     connection. ``waiting`` polls its socket for bytes, or the end, that are yet to be read;
-    ``on_data`` is called when something of the answer under way has come: bytes, its end, or what
-    broke it.
+    ``on_data`` is called when something of the answer under way has come: bytes, its end, or its
+    failure.
     """
 
     idle = True
@@ -133,7 +133,7 @@ class PooledConnection(ResponseHandler):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A request as it goes up.
+    """A request as it is sent.
 
     head: All lines of it and the empty one.
     body: As a whole, or as it streams in.

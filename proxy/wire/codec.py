@@ -48,8 +48,7 @@ SCHEMA_NAME = "working_notes"
 REASONING_ROOM = 4_096
 
 LimitField = Literal["max_tokens", "max_completion_tokens"]
-"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the
-first.
+"""The fields for the limit of a chat completion: reasoning models refuse the first.
 """
 
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
@@ -147,8 +146,7 @@ NAMING_WORDS = (
     re.compile(rb'"(?:' + "|".join(sorted(NAMING)).encode() + rb')"\s*:'),
     re.compile(rb"\\u00(?:5[fF]|6|7[0-9aA])"),
 )
-"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does
-by itself.
+"""One of those fields, and an escaped letter of a name, which no JSON writer produces by itself.
 """
 
 
@@ -217,7 +215,7 @@ def with_content(message: Raw, content: bytes) -> bytes:
 
 
 class Codec:
-    """Chat completions. The codecs of other endpoints override what these say otherwise.
+    """Chat completions. The codecs of other endpoints override what differs.
 
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
@@ -502,7 +500,7 @@ class Codec:
     def stored(self, raw: Raw) -> bytes:
         return bytes(raw)
 
-    # Questions to a model, and its answers
+    # Requests to a model, and its answers
 
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         """The fields of a request for a summary, but its model."""

@@ -17,7 +17,7 @@ from proxy.errors import InvalidRequest, RequestTooLarge, UnsupportedEncoding
 
 MAX_RATIO = 100
 ALWAYS_ALLOWED = 256 * 1024
-"""Bytes that any body may become: a few hundred that say one word again and again are no attack."""
+"""Bytes that any body may become: a few hundred that repeat one word are no attack."""
 MAX_ENCODINGS = 3
 PIECE = 1024 * 1024
 READ_AT_ONCE = 64 * 1024

@@ -6,7 +6,7 @@ Other endpoints have the MCP server (:mod:`proxy.features.recall.mcp`).
 The definition is constant and follows the client's own tools, so that after the batch that brings
 it every request of the conversation begins alike.
 
-What of one round's stream the client sees: everything but the recall tool's calls, and no end
+What the client sees of one round's stream: everything but the recall tool's calls, and no end
 before the last round.
 
 ======================================  ==========================================================
@@ -322,9 +322,7 @@ class CallNumbers:
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """What the rounds before this one leave: their identity, whether they said something, and what
-    they used.
-    """
+    """What earlier rounds pass on: their identity, whether they said something, and their usage."""
 
     identity: Mapping[str, Any]
     spoke: bool = False
