@@ -457,8 +457,8 @@ class ModelLimitsResolver:
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """The ratio used for planning moves in steps, each stored before it is used: a request that
-        is sent again after a crash is planned identically.
+        """Note a response. The ratio used for planning moves in steps, each stored before it is
+        used: a request that is sent again after a crash is planned identically.
         """
         used = self._calibrations.get(scope) or Calibration()
         before = self._observed.get(scope, used)

@@ -431,9 +431,7 @@ def _add(tx: Transaction, tenant: str, given: list[Original], *, at: float) -> N
             FRAMED, {"of_tenant": tenant, "refs": list(framed), "frames": list(framed.values())}
         )
         if there != len(framed):
-            _settle(
-                tx, tenant, framed.values()
-            )  # another server may have archived the same meanwhile
+            _settle(tx, tenant, framed.values())  # another server has archived the same meanwhile
 
 
 def _packed(group: Sequence[Original], texts: Mapping[str, str]) -> bytes:

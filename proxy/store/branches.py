@@ -194,8 +194,8 @@ def claim(
     *,
     longest_failed: float | None = None,
 ) -> bool:
-    """Whether to have the branch's next summary written: if so, no other server begins one for that
-    time.
+    """Whether to have the branch's next summary written: no other server is writing it, and none
+    begins to for ``seconds``.
 
     The database's clock counts. Nor is it written where one was of no use for a history that was
     longer than ``longest_failed``.

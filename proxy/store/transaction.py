@@ -169,8 +169,8 @@ class Transaction:
         ]
 
     def aside(self, work: Callable[[], T], *, size: int = ASIDE) -> T:
-        """The result of ``work``, which needs no database, off the event loop where it is about so
-        many bytes.
+        """The result of ``work``, which needs no database, off the event loop if ``size``, its
+        bytes, is large.
         """
         return (
             await_only(asyncio.to_thread(work))
