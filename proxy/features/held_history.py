@@ -166,8 +166,7 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         parent: the answer that the request goes on from; ``chain`` are those from the first one on
-        up to it, none where
-            not all of them are known.
+            up to it, none where not all of them are known.
         keeps: whether the answer is recorded.
         known: the elements that the request only names.
         elsewhere: whether what the model reads cannot be known, so that the request is not managed.

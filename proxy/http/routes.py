@@ -48,7 +48,7 @@ class ManagementRoute(msgspec.Struct, frozen=True):
         statuses: of answers that are no errors; what a handler returns as JSON goes with the first.
         rows: how many rows a list gives where no limit is requested, ``most`` how many at most.
         asker: who may call it: ``anyone``, whoever has a ``key``, the ``caller`` with its own key,
-        the ``operator``.
+            the ``operator``.
     """
 
     method: str

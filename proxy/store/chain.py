@@ -85,7 +85,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         first: number of the first row that is kept; retention may have removed those before it.
         last: number of the last good row, ``head`` its hash in hex; 0 and empty where there is
-        none.
+            none.
         broken: number of the first row that does not follow from the one before it, None if all do.
     """
 

@@ -70,10 +70,10 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
         keep: how many of the conversation's requests were to be kept then.
         client: ref, role and tokens of each message that the client sent.
         sent: of each forwarded one its place among the client's (None: Weir's own), its edit,
-        tokens, and the ref of
-            its text (None: as the client sent it); None where the whole array was the client's.
+            tokens, and the ref of its text (None: as the client sent it); None where the whole
+            array was the client's.
         bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs
-        that the archive has.
+            that the archive has.
     """
 
     keep: int

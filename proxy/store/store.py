@@ -125,15 +125,15 @@ class Store:
 
         Args:
             url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory),
-            ``postgresql://…``.
+                ``postgresql://…``.
             content: with ``digest`` nothing that a message, a summary or a note says reaches the
-            disk: of originals
-                SHA-256 and size are kept, of edits and cuts all but their texts. What replays them
-                lives in memory, so that after a restart a conversation is managed anew.
+                disk: of originals SHA-256 and size are kept, of edits and cuts all but their texts.
+                What replays them lives in memory, so that after a restart a conversation is managed
+                anew.
             read_only: Nothing is migrated or written.
             busy_timeout: Seconds to wait for others before :class:`StoreUnavailable`.
             statement_timeout: Seconds that a database server may take for a statement,
-            ``busy_timeout`` by default.
+                ``busy_timeout`` by default.
             connections: The most connections to a database server.
         """
         if url.partition("://")[0] in POSTGRES_SCHEMES:

@@ -283,7 +283,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     Attributes:
         failed: answered with a status of 400 or above, or not at all; ``refused`` of them because
-        they could not fit.
+            they could not fit.
         healed: answered although the upstream had said once that they do not fit.
         degraded: managed with less than there should be.
         batches: of edits, or summaries.

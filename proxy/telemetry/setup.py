@@ -95,7 +95,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         otlp_endpoint: The collector's base URL (``http://collector:4318``) or the full URL of its
-        traces.
+            traces.
         otlp_protocol: ``http/protobuf`` or ``grpc``.
         deployment: ``deployment.environment.name`` of the resource.
         capture_content: Whether spans may hold message text.

@@ -199,7 +199,7 @@ class Span:
             units: What it changed.
             reason: Why it did less than it should have.
             trigger: The most tokens in its scope at which it is not due, 0 for one that always is,
-            None of a rung.
+                None of a rung.
         """
         span, started, ended = self._laps.pop(0) if self._laps else (None, self.started, 0)
         # each begins a little after the one before it: viewers keep the order
@@ -235,7 +235,7 @@ class Span:
         Args:
             base: The denominator of the pressure.
             reading: What was planned by. Turns are -1 where pressure does not grow: an attribute
-            cannot be null.
+                cannot be null.
             stage: The stage of management in a word.
             strategy: The layers whose work was kept.
             evicted: How many messages they took.
@@ -460,7 +460,7 @@ class ExchangeTrace:
 
         Args:
             conversation: Its name; ``session.id`` too, unless the client's baggage named another
-            and may be read.
+                and may be read.
             tenant: The hash of the key, never the key.
             derived: Whether no client named the conversation.
             key: The key's name.

@@ -79,10 +79,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was
-        named.
+            named.
         requested: prompt plus completion where both are given, else the total or the prompt as
-        stated; for other kinds
-            what was found in the request.
+            stated; for other kinds what was found in the request.
         input_limit: ``limit`` bounds the prompt alone.
         at_least: ``prompt`` is a lower bound.
         doubtful: ``limit`` is not to be learned from this wording.
@@ -205,7 +204,7 @@ def ending_of(
 
     Args:
         reasons: one for each choice; with several of them ``completion`` is the sum of all, and
-        says nothing.
+            says nothing.
         prompt: tokens as reported, else as estimated; None if neither is known.
         completion: tokens as reported.
         max_tokens: what the client requested.

@@ -97,7 +97,7 @@ class Rounds:
         room: uncalibrated tokens that the window has left after that request and its answer.
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
         joins: whether the client gets what the model said before a call; not where its answer has a
-        schema.
+            schema.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
     """
