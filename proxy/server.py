@@ -170,7 +170,7 @@ class Protocol(HttpToolsProtocol):
             # which is a parser's error: 400
             raise ValueError("The request's headers are too large.")
         self.in_head = False
-        # Only now: what comes of a body that was refused, or an empty line, keeps no connection
+        # Only now: the rest of a refused body, or an empty line, keeps no connection
         # open.
         self._unset_keepalive_if_required()
         self.scope["extensions"] = self.extensions

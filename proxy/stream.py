@@ -3,7 +3,7 @@ way.
 
 Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds
 after its first byte: an upstream may say 200 and then, as its first event, that the prompt does not
-fit. Half an event, which is of no use to the client, is waited for.
+fit. Half an event is useless to the client, so the rest is awaited.
 
 What an answer said is put together again for the trace, only where message text may be captured,
 and to know the conversation by that answer where its opening is not enough.
@@ -441,7 +441,7 @@ class Listener(msgspec.Struct):
 
 
 def messages_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
-    """The messages of an answer, whole or as a stream as far as there is of it, one a choice."""
+    """The messages of an answer, whole, or as much of a stream as has come, one per choice."""
     found = _choices_in(body, codec) if body.lstrip().startswith(b"{") else choices_of(body, codec)
     return [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
 

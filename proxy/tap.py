@@ -1,6 +1,7 @@
 """Watching an answer go by: its usage, how it ended, whether it has content yet.
 
-Nothing is changed and nothing is held back; where the answer cannot be read the tap sees nothing.
+Nothing is changed and nothing is held back; where the answer cannot be read the tap reports
+nothing.
 """
 
 import re

@@ -73,8 +73,7 @@ def cache_use_of(
     carried_out: bool,
     ok: bool,
 ) -> CacheUse:
-    """What the cache made of a request, which the next one of the conversation will be compared
-    with.
+    """The cache's result for a request, with which the conversation's next one will be compared.
 
     ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was
     settled; ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.

@@ -1,6 +1,6 @@
 """Recognise, plan, store: what becomes of one request's messages before it goes up.
 
-Nothing in here may cost the client its request. If planning fails, the oldest turns are dropped
+No failure in here may cost the client its request. If planning fails, the oldest turns are dropped
 until the rest fits; if that fails too, the request goes up as it came. If the store fails, the
 edits hold in memory.
 """

@@ -1,6 +1,4 @@
-"""Whole conversations: all that is known of one, and deleting for good what is past its retention
-or unwanted.
-"""
+"""Whole conversations: export of one, and deletion of what is past its retention or unwanted."""
 
 import json
 import math

@@ -1,7 +1,7 @@
 """What is written after the answer: exchanges in batches, and changes that the store refused
 earlier.
 
-Nothing here can cost a client its request. While the store is down rows wait, bounded, and the
+No failure here can cost a client its request. While the store is down rows wait, bounded, and the
 oldest exchange rows are dropped first; changes (edits with the originals they removed) are kept
 until they are stored.
 """

@@ -201,7 +201,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
 
 DEPLOYMENT: Final = "deployment.environment.name"
 CHAIN: Final = "CHAIN"
-"""OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
+"""OpenInference's span kind for a span that calls others: without it Phoenix shows "unknown"."""
 
 ATTRIBUTES: Final = frozenset(
     value

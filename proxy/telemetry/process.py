@@ -35,7 +35,7 @@ def keep_little() -> None:
     """Make the allocator return large blocks once they are free: glibc keeps what follows the first
     of them.
 
-    Threads share two arenas: with one for each, what one thread has freed is of no use to another.
+    Threads share two arenas: with one for each, one thread cannot use what another has freed.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

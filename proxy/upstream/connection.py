@@ -187,8 +187,8 @@ class OutgoingRequest(aiohttp.ClientRequest):
     async def _upload(
         self, conn: Connection, writer: StreamWriter, parts: AsyncIterator[bytes]
     ) -> None:
-        """Send a body as it streams in; what ends it too early is raised by whoever waits for the
-        answer.
+        """Send a body as it streams in; what ends it too early is raised where the answer is
+        awaited.
         """
         writer.length = self.outgoing.length
         writer.chunked = writer.length is None
@@ -197,7 +197,7 @@ class OutgoingRequest(aiohttp.ClientRequest):
                 if part:
                     await writer.write(part)
             await writer.write_eof()
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
             if conn.protocol is not None:
                 conn.protocol.set_exception(error)
         except asyncio.CancelledError:
@@ -441,7 +441,7 @@ class HTTPAnswer(Answer):
                     # then reading may bring more at once
                     is_refilled = wire is not None and wire.is_held_back
                     is_welcome = self._hand_on(content.read_nowait(), write, through)
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
                 turn.set_exception(error)
             is_over = not is_welcome or content.is_eof() or content.exception() is not None
             if is_over and not turn.done():
