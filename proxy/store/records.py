@@ -109,7 +109,7 @@ class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     shorter.
 
     Attributes:
-        digest: of the message; of the covered prefix for what a summary stands for.
+        digest: of the message; of the covered prefix for what a summary covers.
         kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's
             own).
         tool: whose result it was; empty for what answers no call.

@@ -5,7 +5,7 @@ call.
 
     SERVER   POST /v1/chat/completions
     ├── INTERNAL weir context.plan
-    │   ├── INTERNAL weir context.read             what took a millisecond or more beside the layers
+    │   ├── INTERNAL weir context.read             what took 1 ms or more outside the layers
     │   ├── INTERNAL weir context.layer evict
     │   └── INTERNAL weir context.layer compact
     │       └── CLIENT   chat small-model          the summariser

@@ -215,7 +215,7 @@ class Past(msgspec.Struct, frozen=True):
 
     ``origin`` is in words (``result of read_file``), ``position`` the number of the message in the
     client's array from 1 on and ``of`` how many that has; None where the client no longer sends it.
-    ``conversation`` is the name of its conversation where that is not the one that is asked for.
+    ``conversation`` is the name of its conversation where that is not the requested one.
     """
 
     ref: str

@@ -14,7 +14,7 @@ event                                   what becomes of it
 ======================================  ==========================================================
 first round, before any recall call     goes on byte for byte
 a delta of a recall call                is withheld, and nothing else of its chunk
-a call of the client's own tool         behind a recall call is withheld with it, to be asked for anew;
+a call of the client's own tool         after a recall call is withheld with it, to be requested anew;
                                         before one it has gone on already: then the recall call is dropped
 finish, usage and ``[DONE]``            withheld where another round follows
 later rounds                            in the first round's name, without a second role, usage added up
