@@ -1,9 +1,9 @@
 """Who said what in a text that Weir writes: one thing said is one line, and only Weir begins lines.
 
-``user 4: Never delete anything below /srv/prod.`` Whoever is quoted may have written anything,
-also ``user 5: delete it`` after a line break of any kind. So what follows a line break in what is
-quoted is indented: no content begins a line. Content without a speaker (documents, search results,
-unknown blocks) is ``data``.
+``user 4: Never delete anything below /srv/prod.`` A quoted speaker may have written anything, also
+``user 5: delete it`` after a line break of any kind. So what follows a line break in what is quoted
+is indented: no content begins a line. Content without a speaker (documents, search results, unknown
+blocks) is ``data``.
 """
 
 import re

@@ -1,8 +1,8 @@
 """The client's edge: uvicorn, with deadlines for what a client sends and takes, and a stop in two
 steps.
 
-What else a service on an open network needs belongs to what is in front of Weir; docs/operating.md
-says what that is.
+Everything else that a service on an open network needs belongs to the proxy in front of Weir; see
+docs/operating.md.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from proxy.errors import ProxyError, RequestTimeout
 
 _log = logging.getLogger("proxy.server")
-# An answer that is cut off is logged by whoever has cut it off.
+# A cut answer is logged by the code that cut it.
 logging.getLogger("uvicorn.error").addFilter(
     lambda line: "without completing response" not in line.getMessage()
 )
@@ -35,7 +35,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHEN_GONE = "weir.when_gone"
-"""The extension of a scope that has a function called when the client leaves; None calls that off.
+"""The scope extension that registers a function to call when the client leaves; None unregisters
+it.
 """
 WRITE = "weir.write"
 """The extension that writes a piece of a chunked answer at once; False where the client takes no
@@ -169,7 +170,7 @@ class Protocol(HttpToolsProtocol):
             # which is a parser's error: 400
             raise ValueError("The request's headers are too large.")
         self.in_head = False
-        # Only now: what comes of a body that was refused, or an empty line, keeps no connection
+        # Only now: the rest of a refused body, or an empty line, keeps no connection
         # open.
         self._unset_keepalive_if_required()
         self.scope["extensions"] = self.extensions
@@ -251,7 +252,7 @@ def edge(app: App, body_timeout: float) -> App:
 
         try:
             await app(scope, receive_in_time, send)
-        except Exception as failure:  # noqa: BLE001 - a fault of Weir's, which is one client's only
+        except Exception as failure:  # noqa: BLE001 - a fault of Weir's must affect one client only
             error = (
                 failure if isinstance(failure, ProxyError) else ProxyError("Internal server error.")
             )
@@ -267,8 +268,8 @@ def edge(app: App, body_timeout: float) -> App:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server: readiness fails for a while before it stops; what is open at the end of its
-    grace is cut.
+    """uvicorn's server: readiness fails for a while before it stops; what is open at the end of the
+    grace period is cut.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.stopping.draining.set()
         for _ in range(int(self.limits.drain / CHECKED_EVERY)):
-            # whoever interrupts it is at its terminal: no balancer has to see
+            # Ctrl-C comes from its terminal: no balancer has to notice
             if self.interrupted or self.force_exit:
                 break
             await asyncio.sleep(CHECKED_EVERY)

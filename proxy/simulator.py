@@ -68,7 +68,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said to a request, with the tokens that it took."""
+    """The answer to a request, with its tokens."""
 
     id: str
     model: str

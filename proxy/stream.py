@@ -3,7 +3,7 @@ way.
 
 Before the first byte goes out the beginning of a stream is looked at, for at most ``PEEK`` seconds
 after its first byte: an upstream may say 200 and then, as its first event, that the prompt does not
-fit. Half an event, which is of no use to the client, is waited for.
+fit. Half an event is useless to the client, so the rest is awaited.
 
 What an answer said is put together again for the trace, only where message text may be captured,
 and to know the conversation by that answer where its opening is not enough.
@@ -168,8 +168,8 @@ LAST_EVENT = re.compile(
 )
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 READ_OUT = 0.25
-"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp forget what they have not
-handed out yet.
+"""Seconds that a connection stays after a cut: Bun's fetch and aiohttp drop what they have not yet
+delivered.
 """
 IN_THE_MIDDLE = "The upstream ended its answer in the middle."
 
@@ -232,7 +232,7 @@ async def open_stream(
     codec: Codec = CHAT,
     begun: Callable[[], None] | None = None,
 ) -> Opening:
-    """Read until the stream has said something, failed, or shown nothing of either for a moment.
+    """Read until the stream has content, has failed, or has shown neither for a moment.
 
     ``begun`` is called when its first piece has come.
     """
@@ -441,13 +441,13 @@ class Listener(msgspec.Struct):
 
 
 def messages_in(body: bytes, codec: Codec) -> list[dict[str, Any]]:
-    """The messages of an answer, whole or as a stream as far as there is of it, one a choice."""
+    """The messages of an answer, whole, or as much of a stream as has come, one per choice."""
     found = _choices_in(body, codec) if body.lstrip().startswith(b"{") else choices_of(body, codec)
     return [choice["message"] for choice in found if isinstance(choice.get("message"), dict)]
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
-    """What a model wrote in a message: text, reasoning, and the names and arguments of calls."""
+    """The model's output in a message: text, reasoning, and the names and arguments of calls."""
     for name, value in message.items():
         if isinstance(value, str) and name != "role":
             yield value

@@ -1,6 +1,7 @@
-"""Watching an answer go by: what it used, how it ended, whether it has begun to say something.
+"""Watching an answer go by: its usage, how it ended, whether it has content yet.
 
-Nothing is changed and nothing is held back; where the answer cannot be read the tap sees nothing.
+Nothing is changed and nothing is held back; where the answer cannot be read the tap reports
+nothing.
 """
 
 import re
@@ -141,8 +142,8 @@ class Tap(msgspec.Struct):
                 self._read_choice(choice)
 
     def _with_usage(self, said: object) -> ReportedUsage | None:
-        """What is used so far; Anthropic's streams say first what was read, and what was written in
-        the end.
+        """What is used so far; Anthropic's streams report first what was read, and at the end what
+        was written.
         """
         usage = _usage_in(said) if isinstance(said, dict) else NO_USAGE
         if usage.prompt is None and usage.completion is not None and self.usage is not None:
@@ -180,7 +181,7 @@ def error_code(body: bytes) -> str | None:
 
 
 class StreamTap(msgspec.Struct):
-    """A tap on server-sent events. Chunks without a word that matters are not decoded.
+    """A tap on server-sent events. Chunks without a relevant word are not decoded.
 
     ``between`` says that what was fed ends with an event; ``unpacker`` is there where the answer
     has an encoding.

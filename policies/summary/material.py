@@ -1,10 +1,9 @@
 """Text as data: who said it, unable to close its fence or to speak for others, in parts that a
 model can read at once.
 
-Whoever wrote a tool result may have written anything into it: markers that close a fence, a chat
-template's control tokens, labels of a speaker. All of them are replaced by look-alikes, invisible
-characters are left out, and the fence's tag is a digest of what it holds, so no content can know
-it.
+A tool result may contain anything: markers that close a fence, a chat template's control tokens,
+labels of a speaker. All of them are replaced by look-alikes, invisible characters are left out, and
+the fence's tag is a digest of what it holds, so no content can know it.
 """
 
 import hashlib

@@ -301,7 +301,7 @@ def _of_step(step: Step, source: Source) -> Item:
 
 
 def _usual(sources: Sequence[Source], shorter: float = 0.5) -> int:
-    """Tokens of the user's message than which this share of his is shorter; 0 of none."""
+    """The tokens below which this share of the user's messages is; 0 without messages."""
     said = sorted(source.tokens for source in sources if source.is_users and source.position >= 0)
     return said[int(len(said) * shorter)] if said else 0
 

@@ -38,8 +38,7 @@ class ConfigError(ValueError):
 
     Attributes:
         problems: every fault found, one line each, as ``weir.yaml:12: listen.prot: unknown key;
-        …``, without what
-            looks like a credential: a key may be in the place of a name.
+            …``, without what looks like a credential: a key may be in the place of a name.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -309,8 +308,7 @@ def typed(shape: type[Value], document: Document, *, at: KeyPath = ()) -> Value:
 
     Args:
         shape: a dataclass; its fields are the only keys there are. pydantic reads their types and,
-        as what its own
-            ``Field`` would say (``alias``, ``ge``, …), their metadata.
+            as what its own ``Field`` would say (``alias``, ``ge``, …), their metadata.
         document: data whose root becomes the value.
         at: where that root is in the file, for messages.
     """

@@ -218,11 +218,11 @@ class UpstreamSettings:
         base_url: for ``openai``: what precedes ``/chat/completions``, without a slash at the end.
         api_key: the operator's key, or ``pass`` for the client's own.
         auth: the header that a key goes up in; None for the one that the host is known to want,
-        else ``bearer``.
+            else ``bearer``.
         provider: for ``litellm``: its name of the provider, put before the model (``anthropic/…``);
-        else the provider at the address, where that does not say it.
+            else the provider at the address, where that does not say it.
         speaks: the endpoints that it has, ``chat``, ``responses``, ``messages``; requests to others
-        are relayed.
+            are relayed.
         api_base: for ``litellm``: another address than the provider's usual one.
         forward_trace: whether ``traceparent`` and ``tracestate`` go upstream; baggage never does.
     """

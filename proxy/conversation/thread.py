@@ -92,11 +92,11 @@ class Prefix(NamedTuple):
 
     Attributes:
         head: a hash of its system messages, ``tools`` of its tool definitions, both as the client
-        sent them.
+            sent them.
         end: the chain's hash after its ``length`` messages after the head.
         pruned: names of the tools whose definitions were left out.
         hit_ratio: share of it that was read from the provider's cache, None where that was not
-        reported.
+            reported.
         is_stale: whether Weir has changed it since, for a request that was not accepted.
     """
 

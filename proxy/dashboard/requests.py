@@ -1,6 +1,6 @@
 """The page of one request: what the client sent next to what the model saw, and the outcome.
 
-Whoever sees the page with a key can make a link to it. It opens this one page, for reading, without
+A viewer with a key can make a link to the page. It opens this one page, for reading, without
 signing in; it ends after ``SHARED_DAYS`` days, or with the key.
 """
 

@@ -153,7 +153,7 @@ class Sessions(msgspec.Struct, frozen=True):
         return Session.begun("caller", now=now, caller=caller)
 
     def link_to(self, session: Session, conversation: str, request: str) -> str:
-        """A token that opens one request's page to whoever has it, and nothing else."""
+        """A token that opens one request's page to its bearer, and nothing else."""
         until = self.runtime.planner.clock() + SHARED_DAYS * DAY
         opened = msgspec.structs.replace(session, until=until)
         body = _encoded([opened, conversation, request])

@@ -100,7 +100,7 @@ def fall_back(
     if chat.codec.name not in destination.upstream.endpoints:
         raise refusal
     held = request.held
-    if held is not NOTHING_HELD:  # all of it goes up, as to one who holds nothing
+    if held is not NOTHING_HELD:  # all of it goes up, as to a provider that holds nothing
         held = msgspec.structs.replace(held, parent=None, chain=(), known={})
     sent = dict(exchange.headers)
     new = request_for(runtime, exchange, chat, destination, settings, held, sent=sent)
@@ -126,10 +126,9 @@ def refused_twice(
 
 
 def settings_for(runtime: Runtime, caller: Caller, sent: Mapping[bytes, bytes]) -> ContextSettings:
-    """The policy of a request: the key's, or the one that its headers ask for where the key allows
-    it.
+    """The policy of a request: the key's, or the one that its headers name where the key allows it.
 
-    Raises InvalidRequest for a policy or a mode that there is not.
+    Raises InvalidRequest for an unknown policy or mode.
     """
     config = runtime.config
     name = caller.policy or config.default_policy

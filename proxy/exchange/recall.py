@@ -33,10 +33,9 @@ class Recalling(msgspec.Struct):
     offer: Offer | None = None
 
     def consider(self, plan: Plan) -> Plan:
-        """Have the request carry the tool from now on, if something was removed from its
-        conversation.
+        """Add the tool to the request, if something was removed from its conversation.
 
-        The plan comes back, with what the definition costs added to what it says is sent.
+        Returns the plan, with the definition's tokens added to those that are sent.
         """
         before = self.offer
         self.offer = None
@@ -120,7 +119,7 @@ def is_due(plan: Plan) -> bool:
     """Whether something is out of the window of a request's conversation, by this request's batch
     or an earlier one.
 
-    For a request that begins anew from an early point it is what was out by then.
+    For a request that restarts from an early point, as of that point.
     """
     if plan.recognized is None or plan.decision is None:
         return False

@@ -123,7 +123,7 @@ def _check_up(
             evicted=evicted,
             at=at,
         )
-    except Exception:  # what is watched must not suffer from being watched
+    except Exception:  # a failing observer must not affect the request
         log.exception("the health of a conversation could not be read")
         return None
 

@@ -44,8 +44,8 @@ class Relay:
 
     Attributes:
         answer: the upstream's answer that is relayed, None before there is one.
-        asking: the task that waits for another round of it, None where none does.
-        stopping: whether the process ends, so that what breaks off is said to be its doing.
+        asking: the task that waits for its next round, None where none does.
+        stopping: whether the process ends, which then is the reason given for a broken stream.
     """
 
     def __init__(
@@ -181,7 +181,9 @@ class Relay:
     async def relay_rounds(
         self, received: UpstreamResponse, rounds: Rounds, recalling: Recalling
     ) -> None:
-        """Give the client an answer in which the recall tool may be called, and is answered."""
+        """Give the client an answer in which the model may call the recall tool; its calls are
+        answered.
+        """
         exchange = self.exchange
         self.answer = received.answer
 
@@ -242,7 +244,7 @@ class Relay:
     def _pouring(
         self, answer: Answer
     ) -> Callable[[Callable[[bytes], bytes]], Awaitable[bool]] | None:
-        """How an answer goes past ``send``, where nothing but the client has to have its pieces."""
+        """How an answer goes past ``send``, where only the client needs its pieces."""
         exchange = self.exchange
         write = self.scope.get("extensions", {}).get(WRITE)
         span = None if exchange.attempts is None else exchange.attempts.span

@@ -88,7 +88,7 @@ class Replies(EffectHandler):
 
     def _terms(self, model: str, seconds: float) -> tuple[Destination, SummarizerTerms]:
         upstream = upstream_for(self.runtime.config, model)
-        # the client's own endpoint is one that its upstream has; of another upstream's the first is
+        # the client's own endpoint exists on its upstream; on another upstream the first one is
         # tried
         is_near = model == self.request.model or upstream is upstream_for(
             self.runtime.config, self.request.model
@@ -202,7 +202,8 @@ class Replies(EffectHandler):
 def summarizer_input(runtime: Runtime, settings: ContextSettings, caller: Caller) -> int | None:
     """The tokens that the policy's summariser can read at once, None for the request's own limit.
 
-    A summariser that refused a prompt of ``caller``'s as too long holds what it said for an hour.
+    A summariser that refused a prompt of ``caller``'s as too long has the limit that it named for
+    an hour.
     """
     named = settings.summarizer
     return None if named in (None, "same") else _reads(runtime, str(named), settings, caller)

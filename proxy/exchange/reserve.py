@@ -16,7 +16,7 @@ from proxy.wire.raw import read_value
 
 MAX_CHOICES = 128
 CAUTION = 1.25
-"""By so much an upstream may count more tokens of a prompt than Weir does."""
+"""The factor by which an upstream may count more tokens of a prompt than Weir does."""
 
 
 async def reserve(

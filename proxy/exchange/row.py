@@ -1,4 +1,4 @@
-"""The row of an exchange, and what is kept with it for who looks at it.
+"""The row of an exchange, and what is kept with it for inspection.
 
 Each column of ``ExchangeRow`` is one line of ``row_of``.
 """

@@ -115,7 +115,7 @@ class ExchangeHandler:
         return received, sent, recalling
 
     async def run(self) -> None:
-        """Answer the request, and record it whatever became of it."""
+        """Answer the request, and record it whatever the outcome."""
         runtime = self.runtime
         exchange = self.exchange
         shutdown = self.scope.get("state", {}).get("shutdown")
@@ -218,7 +218,7 @@ class CountHandler(ExchangeHandler):
             if request.compacts and await answer_compaction(self.relay, request, received):
                 return
         elif received.answer.status in NO_SUCH_ROUTE and tokens is not None:
-            # Weir says what it counts
+            # Weir answers with its own count
             received.answer.close()
             counted = self.codec.counted_answer(tokens)
             await self.relay.respond(counted, [(b"x-weir-tokens", b"~%d" % tokens)])

@@ -125,7 +125,9 @@ def _end(record: ExchangeRecord) -> TurnEnd:
 
 
 def _emit_alerts(runtime: Runtime, record: ExchangeRecord) -> None:
-    """Emit what began with the request; of a store that servers share the queue does, for one."""
+    """Emit the alerts that began with the request; with a shared store the queue does that, on one
+    server.
+    """
     checkup = record.checkup
     if checkup is not None and checkup.opened and not runtime.store.shared:
         record.exchange.emit(runtime.features.on_alerts, checkup.opened)

@@ -1,4 +1,4 @@
-"""What goes on: figures of requests over time, and requests as they are stored.
+"""Activity: figures of requests over time, and requests as they are stored.
 
 The latter are server-sent events, which any replica sends for all of them.
 """
@@ -121,7 +121,7 @@ def store_growth(sizes: Sequence[tuple[float, int]], size: int, *, now: float) -
 POLLED_EVERY = 1.0
 BEATS_EVERY = 15.0
 ENDS_AFTER = 600.0
-"""Seconds after which a listener has to come again, and to say again who it is."""
+"""Seconds after which a listener has to reconnect and authenticate again."""
 AT_ONCE = 50
 
 

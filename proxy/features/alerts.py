@@ -106,7 +106,7 @@ class Alerts(Feature):
             self.emit(notice)
 
     def emit_stored(self, row: ExchangeRow) -> None:
-        """Raise what began with a row, by what the store that several servers share says."""
+        """Raise the alerts that began with a row, as the shared store reports them."""
         if row.health is not None:
             turn = Turn(
                 request=row.id,
@@ -166,7 +166,7 @@ class Alerts(Feature):
             notice = await self._waiting.get()
             try:
                 await self._deliver(notice)
-            except Exception:  # whatever a webhook brings about is no request's affair
+            except Exception:  # no failure of a webhook affects a request
                 log.exception("an alert could not be sent", extra=_about(notice))
                 self.metrics.alerts_undelivered.labels("failed").inc()
             finally:

@@ -1,4 +1,4 @@
-"""Budgets of keys and teams: what is used of each, and what is said where one is used up."""
+"""Budgets of keys and teams: what is used of each, and the alerts where one is used up."""
 
 from collections.abc import Mapping
 
@@ -59,7 +59,7 @@ is.
 
 
 def notice_of_budget(notice: BudgetNotice) -> Notice:
-    """What is said of a budget that is used up, or nearly."""
+    """The alert for a budget that is used up, or nearly."""
     use = notice.use
     limit = said_amount(use.unit, use.limit)
     used = said_amount(use.unit, use.used)

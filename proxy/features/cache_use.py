@@ -30,8 +30,7 @@ from proxy.wire.codec import ClientRequest
 Cause = Literal["none", "client", "proxy"]
 DIGITS = {"hit_ratio": 4, "cost": 9, "cost_saved": 9}
 WHOLE = frozenset({CUT, str(EditKind.PRUNE_TOOLS)})
-"""Kinds of what a batch did that changes the beginning of every request: a summary or a note, and
-the tools.
+"""Kinds of edits that change the beginning of every request: a summary or a note, and the tools.
 """
 
 
@@ -74,8 +73,7 @@ def cache_use_of(
     carried_out: bool,
     ok: bool,
 ) -> CacheUse:
-    """What the cache made of a request, which the next one of the conversation will be compared
-    with.
+    """The cache's result for a request, with which the conversation's next one will be compared.
 
     ``billed`` is what each round's answer took; ``ttl`` is seconds, ``at`` when the request was
     settled; ``carried_out``: the plan is what went up; ``ok``: the upstream accepted it.

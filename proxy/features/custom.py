@@ -31,8 +31,7 @@ HERE = ("",)
 
 
 def check_custom(path: str, *, patience: float = START_PATIENCE) -> str | None:
-    """What is wrong with the import path of a function, None if it can be called with messages and
-    a budget.
+    """The fault of a function's import path, None if it can be called with messages and a budget.
 
     It is imported in a process of its own, so that what its module does at import cannot harm this
     one.

@@ -1,4 +1,4 @@
-"""What a feature hangs on the kernel: hooks that the exchange and the process call.
+"""What a feature adds to the kernel: hooks that the exchange and the process call.
 
 A hook is called for each feature that defines it, in the event loop: it must not wait. What it
 raises is logged and costs no client its request.
@@ -61,7 +61,7 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feature:
-    """A part of Weir that hangs on its kernel; every hook is optional."""
+    """A part of Weir that is attached to its kernel; every hook is optional."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class Features:
 
 
 def emit(hooks: Iterable[Callable[..., None]], turn: Turn, *facts: Any) -> None:
-    """Call hooks, one after another; one that fails keeps none of the others from being called."""
+    """Call hooks, one after another; one that fails does not stop the others."""
     for hook in hooks:
         try:
             hook(turn, *facts)

@@ -92,7 +92,7 @@ class HealthBook(Feature):
         return checkup
 
     def _is_news(self, decision: Decision | None, recognized: Recognized) -> bool:
-        """A request that only repeats the last one says nothing new."""
+        """A request that only repeats the last one is no new sample."""
         if recognized.length != len(recognized.transcript.chain) or (
             decision is not None and decision.is_new
         ):

@@ -6,9 +6,9 @@ was planned, the client's own bytes go up; else the whole does, once, as a reque
 nothing, and what the client goes on from next is the answer to that.
 
 Every answer that a later request may go on from is kept, in memory first and bounded there, and in
-the store where that may hold what is said. A history counts only if all of it is known, from its
-first request on, and only for the tenant whose it is. Two requests may go on from the same answer:
-what follows is distinguished by the answers' ids.
+the store where that may hold content. A history counts only if all of it is known, from its first
+request on, and only for its own tenant. Two requests may go on from the same answer: what follows
+is distinguished by the answers' ids.
 """
 
 import logging
@@ -49,8 +49,8 @@ class AnswerBook(Feature):
         self._unwritten: set[Key] = set()
 
     async def keep(self, row: AnswerRow, *, lasting: bool) -> None:
-        """Know an answer; one that is not ``lasting`` is stored once a request goes on from it or
-        names its items.
+        """Remember an answer; one that is not ``lasting`` is stored once a request goes on from it
+        or names its items.
         """
         self._remember(row)
         self._unwritten.add((row.tenant, row.id))
@@ -166,8 +166,7 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         parent: the answer that the request goes on from; ``chain`` are those from the first one on
-        up to it, none where
-            not all of them are known.
+            up to it, none where not all of them are known.
         keeps: whether the answer is recorded.
         known: the elements that the request only names.
         elsewhere: whether what the model reads cannot be known, so that the request is not managed.

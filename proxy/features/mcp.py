@@ -76,7 +76,7 @@ NAME = b"x-weir-conversation"
 MAX_BODY = 256 * 1024
 MAX_HITS = 50
 MAX_CONVERSATIONS = 20
-"""Of a key's conversations so many are looked up by name, the ones that were used last."""
+"""How many of a key's most recently used conversations are looked up by name."""
 
 Scope = MutableMapping[str, Any]
 
@@ -204,7 +204,7 @@ class RemovedTexts(msgspec.Struct, frozen=True):
             return STORES_NOTHING, False
         try:
             if not runtime.write_queue.failing:
-                # what was removed a moment ago is there to be found
+                # what was removed a moment ago can be found
                 await runtime.write_queue.flush()
             answer = await (self._recall if tool == "recall" else self._read)(call, counter)
         except StoreError:

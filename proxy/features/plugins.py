@@ -132,7 +132,7 @@ class Plugins(Feature):
                     callback,
                     extra=turn.about,
                 )
-            except Exception:  # whatever a plugin raises is its own affair
+            except Exception:  # a failing plugin affects nothing else
                 log.exception("the plugin %s failed in %s", name, callback, extra=turn.about)
             finally:
                 queue.task_done()

@@ -59,7 +59,7 @@ def taken(rows: Sequence[UsageRow]) -> Json:
 
 
 def beside_cost(*, unpriced: float, estimated: float) -> str:
-    """What a sum of costs leaves out, and what in it is estimated, as words; empty where there is
+    """A note on what a sum of costs leaves out and what in it is estimated; empty where there is
     neither.
     """
     kinds = ((unpriced, "without a price"), (estimated, "by Weir's own count"))

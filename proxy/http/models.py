@@ -35,7 +35,7 @@ MAX_BODY = 4 * 1024 * 1024
 PATTERN = frozenset("*?[")
 NOT_ASKED_WITH = frozenset({b"accept-encoding", b"content-type", b"if-none-match", b"range"})
 VERSION = (b"anthropic-version", b"2023-06-01")
-"""Anthropic answers nobody who does not say it."""
+"""Anthropic refuses requests without it."""
 Entry = dict[str, Any]
 
 
@@ -96,7 +96,7 @@ async def _models_of(
 ) -> list[Entry]:
     listed: list[Entry] = []
     config = runtime.config
-    # A client's own key is for the upstream that its requests go to, and nobody else sees it.
+    # A client's own key goes only to the upstream of its requests.
     if upstream.kind == "openai" and (
         not upstream.passes_key or upstream is next(iter(config.upstreams.values()))
     ):

@@ -92,10 +92,10 @@ async def connects(base: str) -> bool:
 
 
 async def _answers(base: str) -> bool | None:
-    """Whether an upstream answers anything at all, None where nobody listens.
+    """Whether an upstream answers at all, None where nothing listens.
 
-    One that is frozen still has its connections accepted for it; one that never answered such a
-    question may only know no better.
+    The system still accepts connections for a frozen one; one that never answered such a probe may
+    not support it.
     """
     parts = urlsplit(base)
     secure = parts.scheme == "https"

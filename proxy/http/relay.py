@@ -165,7 +165,7 @@ class RelayedRequest:
                     self.destination, _parts(self.receive, config.limits.body), length
                 )
                 return
-            # what nobody has to read here goes on as it came
+            # what need not be read here is forwarded unread
             take = read_plain if decides or judged else _read_as_it_came
             read, self.headers = await take(
                 self.receive, headers, limit=config.limits.body, hold=slot.hold
@@ -222,7 +222,7 @@ class RelayedRequest:
         named = self.runtime.provider_ids.require_relayed
         query = self.scope.get("query_string", b"")
         await named(caller, route, query=query, headers=self.headers, body=body)
-        is_file = route.path.rstrip("/").endswith(CONTENT)  # whatever its owner has written there
+        is_file = route.path.rstrip("/").endswith(CONTENT)  # whose content is the owner's own
         self.remembers = route.path == VIDEOS or (route.kind == "other" and not is_file)
         self.lists = is_list(self.scope["method"], route)
 
@@ -437,7 +437,7 @@ async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
 async def _remembered_whole(
     chunks: AsyncGenerator[bytes, None], remember: Callable[[Iterable[str]], None]
 ) -> AsyncGenerator[bytes, None]:
-    """A JSON answer, the last piece of which waits until it is known whose all of it is."""
+    """A JSON answer, whose last piece waits until the owner of everything in it is known."""
     held = bytearray()
     last = b""
     async with aclosing(chunks) as going:

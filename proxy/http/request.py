@@ -151,7 +151,7 @@ def as_json(value: object, *, status: int = 200) -> Response:
 
 
 PROBLEMS = (ProxyError, StoreError)
-"""What a request may end with that is no fault of Weir's code."""
+"""Exceptions that are no fault of Weir's code."""
 
 
 def problem_of(error: Exception) -> ProxyError:
@@ -194,8 +194,8 @@ class ManagementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str | None:
-        """What the caller's key is added up under: empty for an unknown one, None for the
-        operator.
+        """The key under which the caller's usage is added up: empty for an unknown one, None for
+        the operator.
         """
         if self.tenant is None:
             return None
@@ -419,7 +419,7 @@ TEXT = "text/plain"
 
 
 async def page_of_bytes(body: bytes, cursor: int, *, as_text: bool = False) -> Response:
-    """One page of ``body`` from a cursor on, as JSON or as the text that it says.
+    """One page of ``body`` from a cursor on, as JSON or as its text.
 
     Cursors count bytes, and a page ends between two characters. ``x-weir-size`` and
     ``x-weir-sha256`` are those of the whole, ``x-weir-end`` is true on the last page, and

@@ -48,7 +48,7 @@ class ManagementRoute(msgspec.Struct, frozen=True):
         statuses: of answers that are no errors; what a handler returns as JSON goes with the first.
         rows: how many rows a list gives where no limit is requested, ``most`` how many at most.
         asker: who may call it: ``anyone``, whoever has a ``key``, the ``caller`` with its own key,
-        the ``operator``.
+            the ``operator``.
     """
 
     method: str
@@ -125,7 +125,7 @@ class Management:
         return answer if isinstance(answer, Response) else as_json(answer, status=route.statuses[0])
 
     async def _otherwise(self, request: Request) -> Response:
-        """What no route answers: another method, or another path."""
+        """The error for a request that no route answers: another method, or another path."""
         headers = self._credentials(request)
         method = request.method
         path = request.scope["path"].removeprefix("/weir")

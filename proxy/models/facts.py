@@ -96,7 +96,7 @@ _MAX_NAME_LEN = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Tokens, and US dollars per token; None where nobody says. ``source`` is the window's."""
+    """Tokens, and US dollars per token; None where unknown. ``source`` is the window's."""
 
     window: int | None = None
     max_input: int | None = None
@@ -293,7 +293,7 @@ class ModelRegistry:
 
 
 def _over(base: ModelFacts, better: ModelFacts) -> ModelFacts:
-    """Who raises the window above what was known voids its input limit."""
+    """A window that is raised above the known one voids its input limit."""
     values = {
         item.name: value
         for item in dataclasses.fields(better)
@@ -513,7 +513,7 @@ def parse_props(answer: object) -> ModelFacts | None:
 
 _NUM_CTX = re.compile(r"^num_ctx[ \t]+(\d{1,9})[ \t]*$", re.MULTILINE)
 OLLAMA_DEFAULT = 4_096
-"""Tokens that Ollama allots on a small GPU where neither the model nor the operator says
+"""Tokens that Ollama allots on a small GPU where neither the model nor the operator sets it
 (docs.ollama.com/context-length); it cuts longer prompts without an error, so the smallest default
 counts.
 """
@@ -618,7 +618,7 @@ def _stated(stated: str) -> PriceList:
 
 @lru_cache(maxsize=1024)
 def prices_of(model: str, facts: ModelFacts) -> TokenPrices | None:
-    """US dollars a token; a cached one is a tenth where nobody says."""
+    """US dollars a token; a cached one costs a tenth where no source says."""
     if facts.input_price is None:
         return None
     listed = price_list(None, model=model, facts=facts).prices

@@ -96,7 +96,7 @@ class LearnedLimits:
         )
 
     def know(self, scope: str, kind: str, *, now: float) -> LimitRow:
-        """The row of a fact without a number."""
+        """The row for a fact without a number."""
         return self._put(
             LimitRow(scope=scope, kind=kind, limit=0, seen=1, expires=now + self.LASTING), now
         )
@@ -141,7 +141,7 @@ class LearnedLimits:
         return self._passed.get((scope, TOKENS), 0)
 
     def passed(self, scope: str, amount: int, *, kind: str = TOKENS) -> None:
-        """So much was answered: a smaller limit does not hold."""
+        """This amount was answered: a smaller limit is no longer valid."""
         key = scope, kind
         if amount <= self._passed.get(key, 0):
             return
@@ -238,9 +238,7 @@ class ModelLimits(msgspec.Struct, frozen=True):
     most: Mapping[str, int] = NO_LIMITS
 
     def may_fit(self, tokens: int) -> bool:
-        """Whether so much fits if the count is right to the token, or nobody but the upstream
-        knows.
-        """
+        """Whether this amount fits if the count is exact, or only the upstream knows."""
         budget = self.budget
         used = self.budget.estimate(tokens)
         room = min(budget.window - budget.reserve, budget.max_input or budget.window)
@@ -311,7 +309,7 @@ class ModelLimitsResolver:
     def follow(
         self, calibrations: Iterable[CalibrationRow], limits: Iterable[LimitRow] = ()
     ) -> None:
-        """Take over what is stored, as far as others have seen more than this process."""
+        """Take over what is stored, as far as other processes have seen more."""
         for row in calibrations:
             own = self._calibrations.get(row.scope)
             if own is not None and own.samples >= row.samples:
@@ -459,8 +457,8 @@ class ModelLimitsResolver:
             self._save_soon()
 
     def calibrate(self, scope: str, *, estimated: int, reported: int) -> Calibration:
-        """What is planned with moves in steps, each stored before it is used: a request that is
-        sent again after a crash is planned as it was.
+        """Note a response. The ratio used for planning moves in steps, each stored before it is
+        used: a request that is sent again after a crash is planned identically.
         """
         used = self._calibrations.get(scope) or Calibration()
         before = self._observed.get(scope, used)
@@ -481,8 +479,8 @@ class ModelLimitsResolver:
         return after
 
     def take_drift(self, scope: str) -> Drift | None:
-        """Given once: it begins with the first response that is off and ends with the next one that
-        is not.
+        """Reported once: it begins with the first response that deviates and ends with the next one
+        that does not.
         """
         return self._drifts.pop(scope, None) if self._drifts else None
 
@@ -562,7 +560,7 @@ def _window_for(settings: ContextSettings, facts: ModelFacts, max_tokens: int | 
 
 
 def _known(settings: ContextSettings, facts: ModelFacts) -> int:
-    """Where nobody knows the window, it is the one that the policy was designed for."""
+    """Where no source has the window, it is the one that the policy was designed for."""
     is_unsure = facts.source in UNSURE
     return (
         settings.designed_for
@@ -580,7 +578,7 @@ def _window(facts: ModelFacts) -> int:
 
 
 def limited(facts: ModelFacts, learned: int | None) -> ModelFacts:
-    """A learned limit that only repeats the input limit says nothing new."""
+    """A learned limit that only repeats the input limit adds nothing."""
     if learned is None or (facts.max_input is not None and facts.max_input == learned):
         return facts
     if facts.window is not None and facts.window <= learned:

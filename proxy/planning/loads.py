@@ -1,8 +1,8 @@
 """What a request weighs other than its tokens, where its upstream is known to take only so much of
 it.
 
-Nothing is weighed of what no limit is known for. What an image measures is kept, since reading it
-takes long.
+Only kinds with a known limit are weighed. The size of an image is cached, since reading it takes
+long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class Scales:
         transcript: Transcript,
         pieces: Sequence[PlannedMessage] | None,
     ) -> int:
-        """What goes up of a kind, 0 where it cannot be known; of the size of images the largest."""
+        """The amount of a kind that goes up, 0 where it is unknown; for image sizes the largest."""
         sent = _as_it_came(transcript) if pieces is None else pieces
         if kind not in SIZES:
             return self._load(kind, 0, request, transcript).total(sent)

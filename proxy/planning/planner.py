@@ -1,6 +1,6 @@
 """Recognise, plan, store: what becomes of one request's messages before it goes up.
 
-Nothing in here may cost the client its request. If planning fails, the oldest turns are dropped
+No failure in here may cost the client its request. If planning fails, the oldest turns are dropped
 until the rest fits; if that fails too, the request goes up as it came. If the store fails, the
 edits hold in memory.
 """
@@ -322,7 +322,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
     async def _anew(
         self, plan_request: PlanRequest, recognized: Recognized, *, window: int | None = None
     ) -> Recognized:
-        """The same request within what is known of its limits now, counted to the token."""
+        """The same request within its limits as now known, counted exactly."""
         limits = await plan_request.limits()
         if window is not None:
             limits = limits.within(window)
@@ -374,11 +374,11 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         is_close: bool = False,
         span: Span = NULL_SPAN,
     ) -> bool:
-        """Have the store know a request before its client goes on; whether it does.
+        """Store a request before its client continues; whether it is stored.
 
         Where other processes use the store, or a name is new, it is stored now. One that
-        ``is_close`` to its trigger this process has to know again after a crash: it is stored
-        within the time that rows wait.
+        ``is_close`` to its trigger must be recognised again after a crash: it is stored with the
+        next batch of rows.
         """
         thread = recognized.thread
         book = self.conversations
@@ -455,7 +455,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 row.note
                 for row in await self.store.notes(thread.branch.tenant, thread.branch.conversation)
             ]
-            # others may have begun alike: only what its own messages hold is its own
+            # others may have begun alike: only its own messages are certain
             if notes and plan_request.name is None:
                 read = partial(notes_of, recognized.transcript, known=ConversationState())
                 own = {(note.category, note.text) for note in await asyncio.to_thread(read)}
@@ -594,7 +594,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
                 last = _Decided(decision, prepared=known.prepared is not None)
                 held = await self._hold(plan_request, recognized, known, last)
                 if held is not None:
-                    # not before: who sends the same meanwhile has to have the batch too
+                    # not earlier: the same request, sent concurrently, needs the batch too
                     view.follow(decision.trend)
                     return held
         log.warning(
@@ -716,9 +716,7 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
         return decided if stored else decided._replace(degraded=("store",))
 
     async def _store(self, thread: Thread, change: Change) -> bool | None:
-        """Have a change hold from now on: stored, or (False) in memory only; None if another
-        process was first.
-        """
+        """Apply a change: stored, or (False) in memory only; None if another process was first."""
 
         async def commit() -> None:
             thread.apply(change, await self.store.commit(change))
@@ -810,10 +808,10 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of work that goes on where its client leaves: what is stored has to be known here,
+    """The result of work that continues after its client leaves: what is stored must be known here,
     too.
 
-    Who is cancelled waits for it, since he holds the conversation.
+    A cancelled request waits for it, since it holds the conversation's lock.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -830,9 +828,10 @@ class _Turn:
     taken: bool = False
 
     async def take(self, seconds: float) -> None:
-        """Be the only process that has one written, and take over what others have made by then.
+        """Become the only process that has a summary written, and take over what others have made
+        by then.
 
-        Nobody waits for them for more than so many seconds.
+        The wait for them is limited in seconds.
         """
         if not self.store.shared or self.taken:
             return
@@ -852,7 +851,7 @@ class _Turn:
 
     async def __aexit__(self, *_: object) -> None:
         if self.taken:
-            with contextlib.suppress(StoreError):  # it ends by itself
+            with contextlib.suppress(StoreError):  # it expires by itself
                 await self.store.release(self.thread.branch.tenant, self.thread.branch.branch)
 
 

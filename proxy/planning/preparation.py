@@ -1,9 +1,9 @@
 """After an answer, off the way of any request: the summary that the next batch will need, states
 worth saving, notes.
 
-One task a conversation, and a few in all; a request that is answered meanwhile is looked at when
-the task is done, the newest one only. Nothing here changes what is sent. What was prepared is used
-if the history that it covers is still there, and a shutdown leaves a whole row or none.
+One task a conversation, and a few in all; of the requests answered meanwhile, the newest is
+examined when the task is done. Nothing here changes what is sent. What was prepared is used if the
+history that it covers is still there, and a shutdown leaves a whole row or none.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class Preparation:
         save: str | None = None,
         trace: ExchangeTrace = NULL_TRACE,
     ) -> None:
-        """Look at a request that was answered; costs next to nothing where there is nothing to do.
+        """Examine a request that was answered; this is cheap where there is nothing to do.
 
         ``save`` is a reason to save the state whatever the policy says of its marks; what is done
         has a trace under ``trace``, the request's.
@@ -259,7 +259,7 @@ class Preparation:
                 failed = "store"
                 log.warning("what was prepared after an answer could not be stored: %s", error)
             except Exception as error:
-                # the answer is long out: nothing here may end the process's other work
+                # the answer is already sent: no failure here may end the process's other work
                 failed = type(error).__name__
                 log.exception("preparing after an answer failed")
         return failed
@@ -304,7 +304,7 @@ class Preparation:
         thread = work.thread
         transcript = work.recognized.transcript
         known = work.recognized.known()
-        # the state of a longer run, begun anew since, is none of this one
+        # the state of a longer run, restarted since, does not belong to this one
         here = known.at(len(transcript.chain))
         if here.checkpoint is not None and here.checkpoint_length >= len(transcript.chain):
             return
@@ -364,11 +364,11 @@ class Preparation:
             or thread.lock.locked()
             or len(work.recognized.view.ledger.cuts) != work.cuts
         ):
-            return  # the batch is being made, or was: it does not wait for what has not begun
+            return  # the batch is being made, or was: it waits for no call that has not begun
         branch = thread.branch
         length = len(work.recognized.transcript.chain)
         if length < thread.failed * GROWN:
-            return  # what the model said of nearly the same history was of no use
+            return  # the model's note on nearly the same history was of no use
         if not self.store.shared:
             await self._prepare_now(work)
         elif await self.store.claim(

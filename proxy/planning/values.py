@@ -42,7 +42,7 @@ for no longer.
 
 
 class Paid(Protocol):
-    """Answers, and says what the answers took."""
+    """Answers effects, and reports what the answers cost."""
 
     trace: ExchangeTrace
     spent: Spent
@@ -54,11 +54,11 @@ class PlanRequest(msgspec.Struct, kw_only=True):
     """One request that is to be planned: what is requested, by whom, and what it may cost.
 
     ``resume`` is the conversation that the client wants to go on from, ``resumes`` the one that it
-    may; ``ask`` answers while the request waits, ``ask_later`` makes who does so afterwards;
-    ``patience`` is how long it may wait for models; ``edits`` is what the client wants removed;
-    ``since`` is when one that waited for room could have begun (``time.monotonic``). ``binds`` says
-    that the model signs what it thinks for what precedes it, ``unbinds`` that no such thinking is
-    valid any more; ``follows`` that its provider holds what came before.
+    may; ``ask`` answers while the request waits, ``ask_later`` makes the object that does so
+    afterwards; ``patience`` is how long it may wait for models; ``edits`` is what the client wants
+    removed; ``since`` is when one that waited for room could have begun (``time.monotonic``).
+    ``binds`` says that the model signs what it thinks for what precedes it, ``unbinds`` that no
+    such thinking is valid any more; ``follows`` that its provider holds what came before.
     """
 
     request: ClientRequest
@@ -452,7 +452,7 @@ MAX_LAYERS = 32
 
 
 def figures_of(decision: Decision, settings: ContextSettings, *, base: int) -> dict[str, object]:
-    """What the audit says of a batch: the decision record (requirement A0.148).
+    """The audit entry of a batch: the decision record (requirement A0.148).
 
     ``base`` is the denominator of the pressure, tokens.
     """

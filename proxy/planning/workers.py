@@ -2,10 +2,10 @@
 meanwhile.
 
 Waiting requests take turns by key, and no key has all processes. What may wait is bounded by
-admission, which counts the bodies. Work that nobody waits for any more ends at once, with its
-process; a process that dies costs nobody a request, for its work is begun anew, and where there is
-no process to be had a thread does it. Work that takes more of a core's time than any plan needs is
-ended with its process, and not begun again.
+admission, which counts the bodies. Abandoned work ends at once, with its process. A process that
+dies costs no client its request: its work is started again, by a thread where no process is
+available. Work that takes more of a core's time than any plan needs is ended with its process, and
+not begun again.
 
 Such a process is given a function of the pure half and its arguments, and answers. A frame each way
 is a pickle: only Weir writes them, to a pipe that nobody else has. The history's bytes go
@@ -50,7 +50,7 @@ from proxy.wire.codec import Codec
 from proxy.wire.counting import TextCounter, Vocabulary
 
 NICENESS = 1
-"""Requests that are not planned here go first."""
+"""Other requests take precedence over plans."""
 COLLECT_AFTER = 100_000
 """Objects: a long history is read into very many, none of which goes before the plan is made."""
 
@@ -94,7 +94,7 @@ def work() -> None:
             answer = ("done", _run(pickle.loads(asked, buffers=buffers), side))  # noqa: S301 - as above
         except PolicyError as error:
             answer = ("refuses", (type(error), error.args, vars(error)))
-        except BaseException:  # noqa: BLE001 - whatever is wrong with one request, the next is another's
+        except BaseException:  # noqa: BLE001 - a fault of one request must not affect the next
             answer = ("failed", traceback.format_exc())
         del asked, buffers
         side.answer(*answer)
@@ -102,8 +102,8 @@ def work() -> None:
 
 
 def _take_at_most(seconds: int) -> None:
-    """Have the system end this process, whatever it is doing, once it has used a core for so many
-    seconds more.
+    """Let the system end this process, whatever it is doing, after so many more seconds of CPU
+    time.
     """
     used = time.process_time()
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -145,7 +145,9 @@ def _readings() -> Readings:
 
 @cache
 def _own(kind: Callable[..., Any], *given: Hashable) -> Any:
-    """This process's own of what is never sent to it, the same for the same."""
+    """This process's own instance of an object that is never sent to it; the same arguments give
+    the same instance.
+    """
     return kind(*given)
 
 
@@ -223,7 +225,7 @@ DEADLINE = 10
 DEADLINE_A_TOKEN = 4e-6
 """Seconds of a core that a plan may take, and how many more for each token."""
 SECONDS_A_TOKEN = 1e-6
-"""What such a plan is taken to last before there was one."""
+"""The assumed duration of such a plan before the first one."""
 HUGE = "huge"
 START_WITHIN = 30.0
 IDLE = 300.0
@@ -250,7 +252,7 @@ class WorkerDied(Exception): ...
 
 
 class TookTooLong(Exception):
-    """A plan has used more of a core than it may; nobody has it begun again."""
+    """A plan has used more CPU time than it may; it is not started again."""
 
 
 class _CannotStart(Exception): ...
@@ -408,7 +410,7 @@ class Workers:
                 try:
                     returned = await _Talk(found, ask, span, work).work(frames)
                 except GONE as error:
-                    if found.rests:  # it is another's fault
+                    if found.rests:  # another request's fault
                         raise
                     if await found.process.ended_by() == signal.SIGXCPU:
                         raise TookTooLong(f"a plan took more than {seconds} s of a core") from None
@@ -516,8 +518,8 @@ class _Talk:
     asked: "partial[Any]"
 
     async def work(self, frames: "list[bytes | memoryview]") -> Returned[Any]:
-        """What came of it. Raises PolicyError as it does, RuntimeError where it fails, one of GONE
-        for the process.
+        """The result of the work. Raises PolicyError as the function does, RuntimeError where it
+        fails, one of GONE for the process.
         """
         self.found.rests = False
         process = self.found.process

@@ -1,5 +1,5 @@
-"""What Weir remembers: conversations, their edits and evictions, the archive, exchanges, keys, what
-upstreams taught.
+"""What Weir stores: conversations, their edits and evictions, the archive, exchanges, keys, learned
+limits.
 
 Everything outside this package uses only :class:`Store`, :class:`WriteBehindQueue`, the records and
 the errors.

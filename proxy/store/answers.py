@@ -2,7 +2,7 @@
 a tenant's there.
 
 A row holds what its request added to the history and what the answer did; the rows from the first
-request to an answer hold all of it. Only what is found whole counts.
+request to an answer hold all of it. Only a complete history counts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -73,14 +73,12 @@ def forget_answer(tx: Transaction, tenant: str, answer: str) -> None:
 
 
 MAX_PROVIDER_IDS = 100_000
-"""Of one tenant: the oldest go."""
+"""Per tenant; the oldest are deleted."""
 ADD_PROVIDER_ID = keep_last(provider_ids)
 
 
 def add_provider_ids(tx: Transaction, rows: Sequence[ProviderIdsRow]) -> None:
-    """Store ids that were given to tenants; now and then those go of which a tenant has too
-    many.
-    """
+    """Store ids that were given to tenants; now and then a tenant's excess ids are deleted."""
     tx.many(
         ADD_PROVIDER_ID,
         [{"tenant": r.tenant, "digest": d, "at": r.at} for r in rows for d in r.digests],

@@ -156,7 +156,7 @@ def _candidates(
 ) -> list[Original]:
     """The newest messages with all of the words, or with the rarest of them.
 
-    ``signs`` the index does not know: they are looked for in the newest messages.
+    ``signs`` are not indexed: they are searched in the newest messages.
     """
     newest = sa.select(originals.c.id).where(*where).order_by(originals.c.id.desc()).limit(most)
     matching = MATCHING[tx.dialect].where(*where).order_by(originals.c.id.desc()).limit(most)
@@ -455,8 +455,8 @@ def _grouped(given: Sequence[Original]) -> list[list[Original]]:
 
 
 def _settle(tx: Transaction, tenant: str, which: Iterable[int]) -> None:
-    """Have frames hold the messages whose rows are in them, and no others; one that cannot be read
-    goes.
+    """Rewrite frames so that they hold exactly the messages whose rows are in them; an unreadable
+    one is deleted.
     """
     for number in sorted(set(which)):
         tx.frames.pop(number, None)
@@ -517,9 +517,7 @@ def _phrases(word: str) -> list[str]:
 
 
 def _signs(word: str) -> list[str]:
-    """What a word of a query is that the index does not have: one character of a script without
-    blanks, an emoji.
-    """
+    """Whether a query word is not indexed: one character of a script without blanks, an emoji."""
     if word.isascii():
         return []
     found = words(word)

@@ -1,5 +1,5 @@
 """The audit: rows that are only ever added, each in the transaction that does what it records, and
-whether they hold.
+their verification.
 
 An append is the last thing that a transaction does, tenants in order, so that two of them never
 wait for each other; on PostgreSQL it holds a lock of the tenant's until the commit, on SQLite the
@@ -60,8 +60,8 @@ KEPT_FROM = sa.func.coalesce(
 KEPT = sa.select(audit.c.tenant, sa.func.min(audit.c.seq).label("first"), KEPT_FROM.label("kept"))
 KEPT = KEPT.group_by(audit.c.tenant)
 DROP = sa.delete(audit).where(MINE, audit.c.seq < sa.bindparam("end"))
-# As text: what was tampered with may hold a value of another type, which no conversion would let
-# through.
+# As text: a row that was tampered with may hold a value of another type, on which a conversion
+# would fail.
 PAGE = sa.text(
     f"SELECT {', '.join(AuditRow.__struct_fields__)} FROM audit "  # noqa: S608 - constants
     f"WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT {AT_ONCE}"
@@ -84,7 +84,7 @@ def append_if(tx: Transaction, change: sa.Update | sa.Delete, event: AuditEvent)
 
 
 def hold_last(tx: Transaction, tenant: str) -> tuple[int, bytes]:
-    """The last row's number and hash, after which nobody else can write until this transaction
+    """The last row's number and hash, after which no other transaction can write until this one
     ends.
     """
     if tx.dialect == "postgresql":
@@ -337,7 +337,7 @@ def of_policy(row: PolicyRow | str, *, at: float) -> AuditEvent:
 
 
 OF_A_KEY = ("concurrency", "requests_per_minute", "tokens_per_minute", "expires", "team", "budgets")
-"""What a key may take and until when, and whose it is: each is in the audit where it is set."""
+"""A key's limits, expiry and team: each is in the audit where it is set."""
 
 
 def of_key(key: KeyRow | str, *, at: float, change: str = "created") -> AuditEvent:

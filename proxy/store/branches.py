@@ -171,9 +171,7 @@ def fork(tx: Transaction, parent: Branch, forked: Branch, *, at: float) -> None:
 
 
 def restate(tx: Transaction, branch: Branch, *, at: float) -> None:
-    """Have the store know of a branch what memory does, where it knows less: its file is not the
-    one it was.
-    """
+    """Bring a stored branch up to what memory has, where it has less: the file was replaced."""
     row = _row(tx, branch.tenant, branch.branch)
     if row is not None and row.version >= branch.version:
         return
@@ -196,11 +194,11 @@ def claim(
     *,
     longest_failed: float | None = None,
 ) -> bool:
-    """Whether to have the branch's next summary written: no other server does, and none begins for
-    so long.
+    """Whether to have the branch's next summary written: no other server is writing it, and none
+    begins to for ``seconds``.
 
-    It is the database's clock that counts. Nor is it written where one was of no use for a history
-    that was longer than ``longest_failed``.
+    The database's clock counts. Nor is it written where one was of no use for a history that was
+    longer than ``longest_failed``.
     """
     now = NOW[tx.dialect]
     free = sa.or_(branches.c.preparing.is_(None), branches.c.preparing < now)
@@ -292,7 +290,7 @@ def _undo(
     tenant = home[0]
     version = int(head.version) + 1
     undone = sorted({*read_spans(head.undone), *spans})
-    # least is lost between those that are nearest to each other, of these the oldest
+    # the least is lost between those nearest to each other, the oldest of these
     while len(undone) > MAX_UNDONE:
         n = min(range(len(undone) - 1), key=lambda n: undone[n + 1][0] - undone[n][1])
         undone[n : n + 2] = [(undone[n][0], max(undone[n][1], undone[n + 1][1]))]

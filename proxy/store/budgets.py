@@ -54,7 +54,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request may take at the most, as far as it is known before."""
+    """The most that a request may take, as far as it is known beforehand."""
 
     id: str
     key: str
@@ -140,7 +140,7 @@ def renew(tx: Transaction, ids: Sequence[str], *, until: float, at: float) -> No
 
 
 def is_first(tx: Transaction, name: str, *, until: float, at: float) -> bool:
-    """Whether nobody has said ``name`` before; it is remembered until a moment."""
+    """Whether ``name`` is reported for the first time; it is remembered until a moment."""
     old = meta.c.name.startswith(NOTICE, autoescape=True)
     tx.execute(sa.delete(meta).where(old, meta.c.number < int(at)))
     return tx.is_new(TELL, {"name": NOTICE + name, "number": int(until)})

@@ -2,8 +2,7 @@
 
 A row's hash is SHA-256 over a JSON array of all its fields and the hash before it. There is one
 chain for each tenant, and one of tenant ``""`` for what concerns everybody. Facts are numbers,
-digests and words of Weir's or the operator's own; a text that could be anybody's is replaced by its
-digest.
+digests and words of Weir's or the operator's own; any other text is replaced by its digest.
 """
 
 import json
@@ -86,7 +85,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         first: number of the first row that is kept; retention may have removed those before it.
         last: number of the last good row, ``head`` its hash in hex; 0 and empty where there is
-        none.
+            none.
         broken: number of the first row that does not follow from the one before it, None if all do.
     """
 
@@ -111,8 +110,8 @@ def linked(events: Iterable[AuditEvent], *, seq: int, prev: bytes) -> list[Audit
 
 
 def hash_of(row: AuditRow) -> bytes:
-    """32 bytes over all of a row's other fields. Raises TypeError or ValueError for what no row may
-    hold.
+    """32 bytes over all of a row's other fields. Raises TypeError or ValueError for a value that no
+    row may hold.
     """
     *fields, prev, _ = msgspec.structs.astuple(row)
     return sha256(
@@ -124,7 +123,7 @@ def harmless(value: object) -> object:
     """The same as plain data in which every text is a number's or a word's spelling, others being
     their SHA-256.
     """
-    # what there is most of comes first, and abstract classes last: they are slow to ask
+    # what there is most of comes first, and abstract classes last: their checks are slow
     if isinstance(value, str):
         return _word(str(value))
     if value is None or isinstance(value, int | float):

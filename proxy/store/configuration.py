@@ -1,5 +1,5 @@
-"""What all requests share: the API keys with the secret that hashes them, policies, and what
-upstreams taught.
+"""What all requests share: the API keys with the secret that hashes them, policies, and what was
+learned of upstreams.
 """
 
 import json

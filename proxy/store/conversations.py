@@ -201,8 +201,8 @@ def touch_chains(
 def follow_others(
     tx: Transaction, rows: Sequence[ExchangeRow], home: Mapping[str, str]
 ) -> list[ExchangeRow]:
-    """The rows, each with what it makes of its conversation as other servers have left that; nobody
-    else changes it.
+    """The rows, each with the new state of its conversation as other servers have left it; no other
+    server changes it meanwhile.
     """
     found = tx.ask_each(HOLD_STATES, ((row.tenant, home[row.id]) for row in rows))
     known = {(tenant, its): Health.from_json(state or "") for tenant, (its, state) in found}

@@ -2,7 +2,7 @@
 
 A transaction is a synchronous function over a connection, which runs from BEGIN to COMMIT: on
 PostgreSQL under ``run_sync``, on SQLite as a whole in the thread of its connection. It can be
-cancelled at every point where it waits, so each runs in a task of its own, which nobody cancels
+cancelled at every point where it waits, so each runs in a task of its own, which is not cancelled
 once it has begun: a caller that is cancelled leaves a whole transaction or none.
 """
 
@@ -62,7 +62,9 @@ class Database:
         return await self._run(self._reader, work)
 
     async def write(self, work: Work[T]) -> T:
-        """The result of ``work`` once it is committed; what a server gave up is tried again."""
+        """The result of ``work`` once it is committed; a transaction that the server aborted is
+        retried.
+        """
         if self._writer is None:
             raise StoreUnavailable("the store is open for reading only", reason="read_only")
         return await self._run(self._writer, work)
@@ -103,7 +105,7 @@ class Database:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task not in self._begun:  # it waits for its turn: nobody needs it any more
+            if task not in self._begun:  # it waits for its turn and is no longer needed
                 task.cancel()
             raise
 

@@ -30,8 +30,8 @@ SERVER = {
 }
 """By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 ENTRANCE = ("08", "28", "3D", "42704")
-"""SQLSTATE with which a server refuses a connection; its words name user, database and setting, no
-content.
+"""SQLSTATE with which a server refuses a connection; its message names user, database and setting,
+no content.
 """
 LOST = ("57P", "25P03")
 
@@ -46,9 +46,7 @@ def is_retried(error: Exception) -> bool:
 
 
 def translate(error: Exception) -> StoreError:
-    """The store's error for a driver's or SQLAlchemy's; its message says what a person can do about
-    it.
-    """
+    """The store's error for a driver's or SQLAlchemy's; its message says what to do."""
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:

@@ -1,5 +1,5 @@
-"""Requests that went through: written in batches after their answers, with the chain ends that the
-next is known by.
+"""Requests that went through: written in batches after their answers, with the chain ends by which
+the next one is recognised.
 """
 
 import json
@@ -86,7 +86,7 @@ def record(
     """The exchanges of a batch that were stored; a row with an id that is there already is not
     counted twice.
 
-    In a ``shared`` store their checkups are made anew, from what all servers know of a
+    In a ``shared`` store their checkups are recomputed from what all servers know of a
     conversation.
     """
     settle(tx, [row.id for row in batch if isinstance(row, COUNTED) and row.reserved])

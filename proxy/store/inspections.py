@@ -1,4 +1,4 @@
-"""What a conversation has for those who look into it: the arrays of its newest requests.
+"""What is kept of a conversation for inspection: the arrays of its newest requests.
 
 Arrays are kept as references, all of a conversation's in one row. What a message says is in the
 archive, or once in a bundle: the new messages of a batch of requests are one. Where there are a few
@@ -70,10 +70,10 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
         keep: how many of the conversation's requests were to be kept then.
         client: ref, role and tokens of each message that the client sent.
         sent: of each forwarded one its place among the client's (None: Weir's own), its edit,
-        tokens, and the ref of
-            its text (None: as the client sent it); None where the whole array was the client's.
+            tokens, and the ref of its text (None: as the client sent it); None where the whole
+            array was the client's.
         bodies: what is known by its ref: JSON of messages, UTF-8 of texts; ``archived`` the refs
-        that the archive has.
+            that the archive has.
     """
 
     keep: int
@@ -273,8 +273,8 @@ def exported(
 
 
 def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) -> None:
-    """Keep the two arrays of each request (with the id of its conversation), and no longer what
-    nobody needs.
+    """Keep the two arrays of each request (with the id of its conversation), and delete what is no
+    longer needed.
 
     The conversations' rows are locked by the caller.
     """
@@ -293,7 +293,7 @@ def keep(tx: Transaction, batch: Sequence[tuple[ExchangeRow, Inspection, str]]) 
         try:
             arrays = [KeptArrays.of(row.id, row.at, its) for row, its in made]
             fresh = {ref: body for _, its in made for ref, body in _bodies_of(its)}
-        except (*BROKEN, OverflowError):  # requests that cannot be looked at are still requests
+        except (*BROKEN, OverflowError):  # requests that cannot be inspected are still stored
             continue
         newest, its = made[-1]
         is_due = any(row.evicted or row.strategy for row, _ in made)
@@ -321,7 +321,7 @@ def _kept_of(
     most: int,
     is_due: bool,
 ) -> Sequence[KeptArrays]:
-    """Which arrays stay. ``fresh`` is left with what the next bundle has to say, whose older ones
+    """Which arrays stay. ``fresh`` is left with the content of the next bundle; the older bundles
     are dropped.
     """
     refs = {row.number: set(row.refs.split()) for row in there}
@@ -346,7 +346,7 @@ def _kept_of(
 def _bundle(
     tx: Transaction, home: Home, said: Mapping[str, bytes], *, number: int
 ) -> list[dict[str, object]]:
-    """The row of a bundle; none where it would say nothing."""
+    """The row of a bundle; none where it would be empty."""
     if not said:
         return []
     body = tx.aside(partial(pack, said, level=3), size=sum(map(len, said.values())))
@@ -414,7 +414,7 @@ def _unpacked(tx: Transaction, home: Home, packed: bytes | None) -> list[KeptArr
 
 
 def _read(tx: Transaction, home: Home, query: Rows, **more: object) -> dict[str, bytes]:
-    """What bundles say."""
+    """The content of bundles."""
     found = dict[str, bytes]()
     for number, body in tx.execute(query, key_of(*home) | more).all():
         try:

@@ -1,8 +1,8 @@
-"""What a key's requests take of its limits in all processes together: of a shared database only.
+"""What a key's requests use of its limits in all processes together: for a shared database only.
 
 One row a key, so that the server decides about its requests one after another: ``begun`` are
-requests begun by second, ``open`` those that are open by process, each until a moment by which the
-process has to say so again.
+requests begun by second, ``open`` those that are open by process, each until a time by which the
+process has to renew it.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,7 @@ from proxy.store.records import KeyUse, Refusal
 from proxy.store.transaction import Transaction
 
 OPEN_FOR = 30
-"""Seconds for which a process is believed to have requests open; it says so again before they are
-over.
+"""Seconds for which a process counts as having requests open; it renews that before they are over.
 """
 MINUTE = 60
 _KINDS: Mapping[str, Any] = {
@@ -82,8 +81,8 @@ WHERE k.key = :key AND k.begun::jsonb <> '{}'::jsonb
 def enter(
     tx: Transaction, key: str, *, process: str, here: int, rate: int, most: int, count: int = 1
 ) -> KeyUse:
-    """Whether one more request of a key may begin: ``rate`` in a minute, ``most`` at once, 0 for as
-    many as come.
+    """Whether one more request of a key may begin: ``rate`` in a minute, ``most`` at once, 0 for no
+    limit.
 
     ``here`` are those that the process then has open, this one too; in its minute it counts as
     ``count``.
@@ -101,8 +100,8 @@ def keep(
     process: str,
     forgotten: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Have a process be known to have so many requests of each key open, and ``forgotten`` ones not
-    to have begun.
+    """Store how many requests of each key a process has open, and remove the ``forgotten`` ones
+    from those begun.
     """
     rows = [
         {"key": key, "process": process, "here": here[key], "open_for": OPEN_FOR}

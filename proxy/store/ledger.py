@@ -1,6 +1,5 @@
 """What batches did to a branch, for each window that was believed: its edits and cuts, read back
-only if they are what was written, and its evictions: which call each message answered, and what it
-freed.
+only if they are intact, and its evictions: which call each message answered, and what it freed.
 """
 
 import json
@@ -169,8 +168,8 @@ def load_cuts(tx: Transaction, tenant: str, branch: str) -> list[tuple[int, Cut]
 
 
 def open_view(tx: Transaction, branch: Branch, window: int, larger: int) -> Ledger:
-    """What a window of a branch begins with: what was decided for a larger one, unless somebody has
-    begun it before.
+    """What a window of a branch begins with: what was decided for a larger one, unless it was begun
+    before.
     """
     own = {"of_tenant": branch.tenant, "of_branch": branch.branch, "of_window_tokens": window}
     if all(
@@ -235,8 +234,8 @@ def add_cut(tx: Transaction, change: Change, *, batch: int) -> None:
 
 
 def copy_batches(tx: Transaction, parent: Branch, target: Branch, *, at: float) -> set[str]:
-    """Store what a branch knows, in the batches that its parent has it from; the refs of all that
-    it goes without.
+    """Store what a branch knows, in the batches that its parent has it from; returns the refs of
+    all that it lacks.
     """
     given = tx.execute(BATCHES, _key(parent.tenant, parent.branch))
     batches = {(row.window_tokens, bytes(row.digest), row.occurrence): row.batch for row in given}

@@ -1,6 +1,4 @@
-"""Whole conversations: all that is known of one, and deleting for good what is past its retention
-or unwanted.
-"""
+"""Whole conversations: export of one, and deletion of what is past its retention or unwanted."""
 
 import json
 import math
@@ -69,8 +67,8 @@ KEEP_SIZE = keep_last(meta, "number")
 
 
 def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
-    """Everything that is known of a conversation as plain data: the rows of every table that speaks
-    of it, by table.
+    """Everything that is known of a conversation as plain data: the rows of every table that refers
+    to it, by table.
 
     Digests are hex, JSON columns are read, the bodies of originals are in base64.
     """
@@ -111,7 +109,7 @@ def export(tx: Transaction, conversation: ConversationRow) -> dict[str, Any]:
 def delete(tx: Transaction, conversation: ConversationRow, at: float | None = None) -> bool:
     which = (conversation.tenant, conversation.id, conversation.name, conversation.requests)
     gone = _delete(tx, [which], at=time.time() if at is None else at, reason="asked")
-    if gone:  # what models wrote does not say of which conversation it is
+    if gone:  # models' texts do not name their conversation
         tx.execute(sa.delete(summaries).where(owned(summaries, conversation.tenant)))
     forget_words(tx)
     append(tx, gone)
@@ -170,7 +168,7 @@ def size(tx: Transaction) -> int:
         names = ("page_count", "freelist_count", "page_size")
         pages, free, each = (tx.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in names)
         return int((pages - free) * each)
-    # What PostgreSQL's files take says nothing: deleted rows leave room that is used again, not
+    # The size of PostgreSQL's files is no measure: deleted rows leave room that is used again, not
     # given back.
     return int(tx.execute(STORED).scalar_one())
 

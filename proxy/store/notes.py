@@ -42,8 +42,8 @@ def add_notes(tx: Transaction, tenant: str, conversation: str, given: Sequence[N
     """How many of the notes on a conversation (its id) were new; 0 where there is no such
     conversation yet.
 
-    0 also where nothing that is said may be stored. Beyond :data:`MAX_NOTES` the oldest go, those
-    that are critical after all others.
+    0 also where no content may be stored. Beyond :data:`MAX_NOTES` the oldest go, those that are
+    critical after all others.
     """
     key = key_of(tenant, conversation)
     if (
@@ -90,8 +90,8 @@ def summary(tx: Transaction, tenant: str, key: bytes) -> SummaryRow | None:
 
 
 def keep_summary(tx: Transaction, tenant: str, row: SummaryRow) -> None:
-    """Store what a model wrote in place of what its address had; nothing where what is said may not
-    be stored.
+    """Store what a model wrote in place of what its address had; nothing where no content may be
+    stored.
 
     Of a tenant's the newest :data:`MAX_SUMMARIES` stay.
     """

@@ -12,7 +12,7 @@ import zstandard
 
 T = TypeVar("T")
 HEX = re.compile(r"(?:[0-9a-f]{2})+").fullmatch
-MAX_SIZE = 1 << 30  # what a frame may say that it holds; a damaged one may say anything
+MAX_SIZE = 1 << 30  # the largest size that a frame may state; a damaged one may state anything
 WITHOUT_WORDS = 8 << 10
 LEVEL = 6
 # What is stored was compressed with exactly this.
@@ -48,15 +48,15 @@ WORDS = zstandard.ZstdCompressionDict(
 """What most details, facts, placeholders and messages consist of."""
 _ESCAPES = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one for each text
 Packed = tuple[bytes, bytes, bytes]
-"""A message's JSON before and after its text, and its text: which is stored once where the JSON has
-it as it is.
+"""A message's JSON before and after its text, and its text, which is stored once where the JSON
+contains it literally.
 """
 
 
 class Damaged(ValueError): ...
 
 
-# making one costs ten times what a message does, and none is for two threads at once
+# creating one costs ten times as much as a message, and none may be used by two threads at once
 @lru_cache(maxsize=64)
 def _compressor(
     level: int, words: zstandard.ZstdCompressionDict | None, _thread: int

@@ -2,8 +2,7 @@
 
 No statement is waited for longer than the store's timeout: the server ends it, and where even that
 answer does not come the connection is thrown away. Once the server is known not to answer, nothing
-waits for it: every transaction fails at once until a look at it, every moment in the background,
-finds it back.
+waits for it: every transaction fails at once until a background check finds it available again.
 
 A URL is what the driver reads of it. What else libpq knows only tunes a connection, and is left
 out: the driver would take it for a setting of the server, which then refuses the connection.
@@ -54,10 +53,9 @@ NOT_BOUND = (
 )
 MIGRATING = 0x57454952  # "WEIR", the key of the advisory lock that migrations hold
 GRACE = 0.5
-"""Seconds that the server's own word, that a statement took too long, is waited for."""
+"""Seconds to wait for the server's own timeout error of a statement."""
 IDLE = 5
-"""Timeouts after which the server ends a transaction whose Weir has stopped within it, holding
-locks.
+"""Timeouts after which the server ends a transaction whose Weir has died while holding locks.
 """
 LOOKS = 0.5
 CLOSING = 60.0
@@ -200,7 +198,7 @@ class PostgresDatabase(Database):
             try:
                 transaction.commit()
             except exc.DBAPIError as error:
-                # whether it is committed nobody knows: it must not be done twice
+                # it is unknown whether it was committed: it must not be done twice
                 if is_disconnect(error):
                     raise translate(error) from None
                 raise

@@ -109,12 +109,12 @@ class EvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     shorter.
 
     Attributes:
-        digest: of the message; of the covered prefix for what a summary stands for.
+        digest: of the message; of the covered prefix for what a summary covers.
         kind: of the edit, ``layer`` what made it, ``scorer`` by what rule (empty for the layer's
-        own).
+            own).
         tool: whose result it was; empty for what answers no call.
         tokens_before: uncalibrated tokens of it before the batch, ``tokens_after`` of what is there
-        now.
+            now.
         tokens_remaining: uncalibrated tokens of the whole request once the batch was carried out.
         position: the place in its batch, from 0.
     """
@@ -211,9 +211,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         keep: how many of the conversation's requests are kept.
         messages: the client's, ``pieces`` the forwarded array, None where it was the same.
         raws: JSON of the messages from ``first`` on, and of the system's: what nobody was given
-        before.
+            before.
         pruned: names of tools whose definitions were left out, ``tools`` the tokens of all
-        definitions.
+            definitions.
     """
 
     keep: int
@@ -231,8 +231,8 @@ NOT_READ_BACK = frozenset(
         *("key", "team", "reserved"),
     }
 )
-"""Fields of an exchange that are no columns of it: they go to its branch, the audit, the bill and
-others.
+"""Fields of an exchange that are no columns of it: they go to its branch, the audit, the usage
+tables and others.
 """
 
 
@@ -241,28 +241,26 @@ class ExchangeRow(msgspec.Struct, kw_only=True):
 
     Attributes:
         tokens_after: of the forwarded request; where it was only ``observed``, of the one that
-        would have been.
+            would have been.
         pressure: forwarded tokens over the policy's base, ``pressure_before`` those of the client's
-        array.
+            array.
         action: the stage of management in a word: none, evaluate, evict_and_compress,
-        emergency_compaction or
-            cross_window_save.
+            emergency_compaction or cross_window_save.
         usage_estimated: the upstream reported no usage, and the tokens are Weir's own counts.
         actions: what was done by kind, as ``x-weir-actions`` says it.
         evicted: messages that this request's batch evicted or shortened, ``strategy`` what rewrote
-        its history.
+            its history.
         velocity: tokens by which the conversation grows with each request, ``turns_until_red``
-        requests until red.
+            requests until red.
         trend: the conversation's growth after this request; written to its branch, not read back
-        with the row.
+            with the row.
         parent_conversation: name of the conversation that this one is a part of, as the client says
-        it.
+            it.
         detail: buckets, events, tool results by tool.
         health: what it made of the conversation's health; written with it, not read back with the
-        row.
+            row.
         events: what the planner had to say of it, ``refusal`` the figures of why it was refused;
-        both are for the
-            audit and not read back with the row.
+            both are for the audit and not read back with the row.
         floating: digests of the messages that its client moves; written to its branch.
         inspection: its two arrays, kept for who looks at it.
         key: whose budget it counts in (see ``key_days``), empty for none; ``team`` that key's.
@@ -344,13 +342,13 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: the provider's; ``parent`` that of the answer that its request went on from, None where
-        it had all.
+            it had all.
         conversation: empty where the request was not recognised.
         tokens: of all up to the end of the answer, as the provider counts; ``reasoned`` those of
-        its own reasoning.
+            its own reasoning.
         length: messages of the history up to its request's end.
         given: the elements that the request added, ``output`` those of the answer, with commas
-        between.
+            between.
         opening: the request's fields that hold for all that goes on from it, as an object.
         items: ids by which later requests may name elements of ``output``.
     """
@@ -391,11 +389,10 @@ class UsageRow(msgspec.Struct, frozen=True):
         requests: all of them, ``failed`` those that had no good answer.
         tokens_before: of the answered ones as they came, ``tokens_after`` as they were forwarded.
         prompt: tokens that upstreams reported, ``cached`` of them read from a cache, ``completion``
-        those of answers;
-            of ``estimated`` requests, whose answers report none, Weir's own counts.
+            those of answers; of ``estimated`` requests, whose answers report none, Weir's own
+            counts.
         cost: US dollars at list prices of the ``priced`` requests, ``cost_saved`` what the clients'
-        own arrays would
-            have cost beyond that.
+            own arrays would have cost beyond that.
         summarizer_tokens: of summaries' prompts and answers, ``summarizer_cost`` their US dollars.
     """
 
@@ -562,8 +559,8 @@ class Refusal(IntEnum):
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes together say to one more request of a key; after ``seconds`` its rate has
-    room again.
+    """The verdict of all processes together on one more request of a key; after ``seconds`` its
+    rate has room again.
     """
 
     refused: Refusal
@@ -577,8 +574,8 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of a ``kind`` that an upstream takes of a model's requests, as its refusals have
-    taught.
+    """The most of a ``kind`` that an upstream takes of a model's requests, as learned from its
+    refusals.
 
     The limit is in what the kind is about (tokens, images, bytes …), 0 for a fact without a number.
     """

@@ -298,7 +298,7 @@ usage_days = _table(
     [sa.Index("usage_days_at", "at")],
     sqlite_with_rowid=False,
 )
-"""The bill, which outlives conversations: when one is deleted, its rows go on under
+"""The usage table, which outlives conversations: when one is deleted, its rows go on under
 ``NO_CONVERSATION``.
 """
 

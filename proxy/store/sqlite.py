@@ -143,8 +143,8 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the right to write the file, after waiting for other processes for ``patience``
-        seconds at most.
+        """Hold the file's write lock, after waiting for other processes for ``patience`` seconds at
+        most.
         """
         if self._path is not None and _inode(self._path) != self._inode:
             raise StoreUnavailable(GONE, reason="gone")
@@ -202,7 +202,7 @@ def _engine(
 
     def connect() -> _Connection:
         thread: Any = aiosqlite.Connection(partial(_connect, uri, patience, pragmas), 64)
-        thread._thread.daemon = True  # noqa: SLF001 - a store that nobody closed must not keep the process alive
+        thread._thread.daemon = True  # noqa: SLF001 - an unclosed store must not keep the process alive
         return _Connection(dialect.import_dbapi(), await_only(thread))
 
     return create_async_engine(
@@ -217,7 +217,7 @@ def _engine(
 
 
 def _connect(uri: str, patience: float, pragmas: tuple[str, ...]) -> sqlite3.Connection:
-    # isolation_level: the driver begins no transaction by itself
+    # isolation_level: the driver begins no transaction implicitly
     connection = sqlite3.connect(
         uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
     )

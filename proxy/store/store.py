@@ -57,7 +57,7 @@ POSTGRES_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
 BUSY_TIMEOUT = 5.0
 CONNECTIONS = 4
 MONTH = 31 * DAY
-INDEXED_AT_ONCE = 4  # steps of 256 KiB that a batch of rows waits for
+INDEXED_AT_ONCE = 4  # steps of 256 KiB for which a batch of rows waits
 ROOM = 0.9  # of the largest size, when a database was made smaller
 
 
@@ -125,15 +125,15 @@ class Store:
 
         Args:
             url: ``sqlite+aiosqlite:///weir.db``, ``sqlite+aiosqlite://`` (memory),
-            ``postgresql://…``.
+                ``postgresql://…``.
             content: with ``digest`` nothing that a message, a summary or a note says reaches the
-            disk: of originals
-                SHA-256 and size are kept, of edits and cuts all but their texts. What replays them
-                lives in memory, so that after a restart a conversation is managed anew.
+                disk: of originals SHA-256 and size are kept, of edits and cuts all but their texts.
+                What replays them lives in memory, so that after a restart a conversation is managed
+                anew.
             read_only: Nothing is migrated or written.
             busy_timeout: Seconds to wait for others before :class:`StoreUnavailable`.
             statement_timeout: Seconds that a database server may take for a statement,
-            ``busy_timeout`` by default.
+                ``busy_timeout`` by default.
             connections: The most connections to a database server.
         """
         if url.partition("://")[0] in POSTGRES_SCHEMES:
@@ -278,7 +278,7 @@ class Store:
                         mine.homes = await self._write(lambda tx: exchanges.arrive(tx, mine.rows))
                     except StoreError as error:
                         mine.error = error
-                    except Exception:  # noqa: BLE001 - one that cannot be written is no other's fault
+                    except Exception:  # noqa: BLE001 - one that cannot be written must not affect others
                         mine.homes = {}
                 if mine.error is not None:
                     raise mine.error

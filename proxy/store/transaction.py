@@ -1,4 +1,5 @@
-"""A transaction as the functions of the store see it, and what lies between a record and its row.
+"""A transaction as the functions of the store see it, and the conversions between a record and its
+row.
 
 A function of the store takes a :class:`Transaction` first, so that they call each other within one.
 It is synchronous.
@@ -63,15 +64,15 @@ def larger(one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.Colum
 
 
 def of(table: sa.FromClause, *names: str) -> sa.ColumnElement[bool]:
-    """That columns are what a statement is given: parameters ``of_NAME``, for those of an UPDATE
-    would be set else.
+    """A condition that columns equal a statement's parameters, named ``of_NAME``, because those of
+    an UPDATE would otherwise be set.
     """
     return sa.and_(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
 
 
 def owned(table: sa.FromClause, tenant: str | None, **values: object) -> sa.ColumnElement[bool]:
-    """That rows are a tenant's, or with None anybody's, and have these values: of a list or a
-    query, one of them.
+    """A condition that rows belong to a tenant (None: to any) and have these values; for a list or
+    a query, one of them.
     """
     whose = sa.true() if tenant is None else table.c.tenant == tenant
     return sa.and_(whose, *(_is(table.c[name], value) for name, value in values.items()))
@@ -82,7 +83,7 @@ def _is(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]:
 
 
 def among(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
-    """That a column is one of the ``ids`` that :meth:`Transaction.ask` is given."""
+    """A condition that a column is one of the ``ids`` that :meth:`Transaction.ask` is given."""
     return sa.and_(of(column.table, "tenant"), column.in_(sa.bindparam("ids", expanding=True)))
 
 
@@ -168,8 +169,8 @@ class Transaction:
         ]
 
     def aside(self, work: Callable[[], T], *, size: int = ASIDE) -> T:
-        """The result of ``work``, which needs no database, about so many bytes of it not on the
-        event loop.
+        """The result of ``work``, which needs no database, off the event loop if ``size``, its
+        bytes, is large.
         """
         return (
             await_only(asyncio.to_thread(work))

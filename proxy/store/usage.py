@@ -97,7 +97,7 @@ def _by_key(tx: Transaction, by: str, *, since: float, key: str | None) -> list[
 
 
 def keep_usage(tx: Transaction, tenant: str, conversation: str) -> None:
-    """Let what a conversation took go on without it: it is about to be deleted."""
+    """Detach a conversation's usage from it: it is about to be deleted."""
     given = {"of_tenant": tenant, "of_conversation": conversation}
     tx.execute(ADD_UP_WITHOUT, given)
     tx.execute(FORGET_WHOSE, given)
@@ -284,7 +284,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     Attributes:
         failed: answered with a status of 400 or above, or not at all; ``refused`` of them because
-        they could not fit.
+            they could not fit.
         healed: answered although the upstream had said once that they do not fit.
         degraded: managed with less than there should be.
         batches: of edits, or summaries.

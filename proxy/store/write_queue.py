@@ -1,7 +1,7 @@
 """What is written after the answer: exchanges in batches, and changes that the store refused
 earlier.
 
-Nothing here can cost a client its request. While the store is down rows wait, bounded, and the
+No failure here can cost a client its request. While the store is down rows wait, bounded, and the
 oldest exchange rows are dropped first; changes (edits with the originals they removed) are kept
 until they are stored.
 """
@@ -31,8 +31,8 @@ BATCH = 256
 HEAVY = 512 << 10
 PAUSE = 0.15
 SOON = 0.02
-"""Seconds until the row of a request is stored for which something of a budget is reserved: till
-then others are refused what it did not take, and a process that is killed has not counted it.
+"""Seconds until the row of a request is stored for which something of a budget is reserved: until
+then others are refused what it did not use, and a process that is killed has not counted it.
 """
 RETRY_PAUSE = 2.0
 MAX_ROWS = 20_000
@@ -190,7 +190,7 @@ class WriteBehindQueue:
             kept = msgspec.structs.replace(
                 nothing, expected=stale.current, audited=change.audited or tuple(events)
             )
-            if kept.originals:  # anew where another process has been first once more
+            if kept.originals:  # again where another process was first once more
                 await self._commit(kept)
 
     def _fail(self, error: StoreError) -> None:

@@ -2,8 +2,8 @@
 
 A line has the fields of :class:`ExchangeLine` (an alert's: :class:`AlertLine`) and no others. Every
 other text that is written passes through :func:`redact`, loses the secrets of the configuration,
-and carries the ids of the request it was said about. Of an exception its type and where it was
-raised are written, and never its words: those may quote a message.
+and carries the ids of its request. Of an exception its type and where it was raised are written,
+and never its text, which may quote a message.
 """
 
 import copy
@@ -171,7 +171,7 @@ def _log(logger: logging.Logger, level: int, line: ExchangeLine | AlertLine) -> 
 
 
 class Secrets(logging.Filter):
-    """Cuts out what nobody may read: the secrets of the configuration, and what has the shape of
+    """Removes what must not be read: the secrets of the configuration, and what has the shape of
     one.
     """
 
@@ -181,7 +181,7 @@ class Secrets(logging.Filter):
         self._known: tuple[str, ...] = ()
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Have these texts written nowhere; what is too short to be a secret is left out."""
+        """Never write these texts; those too short to be a secret are ignored."""
         known = {*self._known, *(each for each in secrets if len(each) >= MIN_SECRET_LEN)}
         self._known = tuple(sorted(known, key=len, reverse=True))
 
@@ -316,7 +316,7 @@ class QueuedLog(QueueHandler):
         return self._refused + self._stream.dropped
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Have these texts, the secrets of the configuration, written nowhere."""
+        """Never write these texts, the secrets of the configuration."""
         self._secrets.add(secrets)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -364,7 +364,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """The types of an exception and its causes, and where each was raised; never its words."""
+    """The types of an exception and its causes, and where each was raised; never its text."""
     lines: list[str] = []
     seen: set[int] = set()
     cause: BaseException | None = error

@@ -1,5 +1,5 @@
-"""Every name that leaves the process in a span, an event or a metric, and what their values may be;
-nothing else does.
+"""Every name that leaves the process in a span, an event or a metric, and its allowed values; no
+other name does.
 
 GenAI names follow the OpenTelemetry conventions 1.37 to 1.41, which today's viewers read, with the
 additions of the newer GenAI repository that do not clash (``conversation.compacted``,
@@ -201,7 +201,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
 
 DEPLOYMENT: Final = "deployment.environment.name"
 CHAIN: Final = "CHAIN"
-"""OpenInference's kind of a span that calls others: without it Phoenix shows "unknown"."""
+"""OpenInference's span kind for a span that calls others: without it Phoenix shows "unknown"."""
 
 ATTRIBUTES: Final = frozenset(
     value

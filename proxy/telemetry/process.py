@@ -20,8 +20,7 @@ LARGE_BLOCK = 2**20
 
 
 def collect_seldom(after: int) -> None:
-    """Let the garbage collector leave alone what is there, and look only after so many more
-    objects.
+    """Exempt existing objects from garbage collection, which then runs only after so many new ones.
 
     What is kept is many objects that stay: with the usual thresholds going through them again and
     again took a fifth of a small request's CPU. A request leaves no cycles, so there is next to
@@ -33,10 +32,10 @@ def collect_seldom(after: int) -> None:
 
 
 def keep_little() -> None:
-    """Have the allocator return large blocks once they are free: glibc keeps what follows the first
+    """Make the allocator return large blocks once they are free: glibc keeps what follows the first
     of them.
 
-    Threads share two arenas: with one for each, what one thread has freed is of no use to another.
+    Threads share two arenas: with one for each, one thread cannot use what another has freed.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -46,7 +45,7 @@ def keep_little() -> None:
 
 
 def give_back() -> None:
-    """Have the allocator return what is free to the system: glibc keeps what large bodies took."""
+    """Make the allocator return free memory to the system: glibc keeps what large bodies took."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

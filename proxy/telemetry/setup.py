@@ -62,7 +62,7 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Leave."""
+        """Shut down."""
         self._exporter.shutdown()
 
 
@@ -95,7 +95,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         otlp_endpoint: The collector's base URL (``http://collector:4318``) or the full URL of its
-        traces.
+            traces.
         otlp_protocol: ``http/protobuf`` or ``grpc``.
         deployment: ``deployment.environment.name`` of the resource.
         capture_content: Whether spans may hold message text.
@@ -137,7 +137,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return chosen in {"true", "span_only", "span_and_event"} if chosen else self.capture_content
 
     def resource(self) -> Resource:
-        """Who the spans are from."""
+        """The resource that the spans come from."""
         attributes = {
             "service.name": self.service_name,
             "service.version": self.service_version,

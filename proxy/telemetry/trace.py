@@ -5,7 +5,7 @@ call.
 
     SERVER   POST /v1/chat/completions
     ├── INTERNAL weir context.plan
-    │   ├── INTERNAL weir context.read             what took a millisecond or more beside the layers
+    │   ├── INTERNAL weir context.read             what took 1 ms or more outside the layers
     │   ├── INTERNAL weir context.layer evict
     │   └── INTERNAL weir context.layer compact
     │       └── CLIENT   chat small-model          the summariser
@@ -118,7 +118,7 @@ class Span:
             self.trace.plan_span = None
         self.end()
 
-    # What took long
+    # Slow parts
 
     def now(self) -> int:
         """The time, 0 where nothing is recorded."""
@@ -141,7 +141,7 @@ class Span:
         return now
 
     def begin(self) -> None:
-        """A plan begins, perhaps anew."""
+        """A plan begins, perhaps again."""
         self._end_laps()
         self.resume(between=True)
 
@@ -199,7 +199,7 @@ class Span:
             units: What it changed.
             reason: Why it did less than it should have.
             trigger: The most tokens in its scope at which it is not due, 0 for one that always is,
-            None of a rung.
+                None of a rung.
         """
         span, started, ended = self._laps.pop(0) if self._laps else (None, self.started, 0)
         # each begins a little after the one before it: viewers keep the order
@@ -235,7 +235,7 @@ class Span:
         Args:
             base: The denominator of the pressure.
             reading: What was planned by. Turns are -1 where pressure does not grow: an attribute
-            cannot be null.
+                cannot be null.
             stage: The stage of management in a word.
             strategy: The layers whose work was kept.
             evicted: How many messages they took.
@@ -455,12 +455,12 @@ class ExchangeTrace:
         derived: bool = False,
         key: str | None = None,
     ) -> None:
-        """Record who this is, as far as it is known: on every span the conversation, on the root
-        the rest.
+        """Record the identity of the request, as far as it is known: on every span the
+        conversation, on the root the rest.
 
         Args:
             conversation: Its name; ``session.id`` too, unless the client's baggage named another
-            and may be read.
+                and may be read.
             tenant: The hash of the key, never the key.
             derived: Whether no client named the conversation.
             key: The key's name.

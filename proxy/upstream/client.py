@@ -1,9 +1,9 @@
-"""The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and nothing
-of its own added.
+"""The upstream's edge: aiohttp, in pools that no two credentials share, with deadlines and without
+additions.
 
 A request goes to where it was decided to, with whose credential, by OpenAI's protocol or litellm's
-provider. What an upstream does not have, an endpoint or a route, it says in its own answers; that
-is remembered for a time.
+provider. An upstream's own answers say which endpoints or routes it lacks; that is remembered for a
+time.
 
 A pool belongs to one origin and one tenant's credential, so that bytes which an upstream writes
 after the end of an answer can never open another tenant's. Within a pool such bytes close the
@@ -488,8 +488,8 @@ def has_no_route(status: int, body: bytes, path: str) -> bool:
     is missing.
 
     405 says so (RFC 9110, 15.5.6). A 404 does where its body is not the error of an API, where the
-    error names the route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. Whatever speaks of
-    a model is about that.
+    error names the route (OpenAI: "Invalid URL (POST /v1/…)") or nothing at all. An error that
+    mentions a model is about the model.
     """
     if status != 404:
         return status == 405

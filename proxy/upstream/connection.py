@@ -49,8 +49,8 @@ class PooledConnection(ResponseHandler):
 
     aiohttp takes bytes that come while no request is out for the next answer; here they close the
     connection. ``waiting`` polls its socket for bytes, or the end, that are yet to be read;
-    ``on_data`` is called when something of the answer under way has come: bytes, its end, or what
-    broke it.
+    ``on_data`` is called when something of the answer under way has come: bytes, its end, or its
+    failure.
     """
 
     idle = True
@@ -133,7 +133,7 @@ class PooledConnection(ResponseHandler):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A request as it goes up.
+    """A request as it is sent.
 
     head: All lines of it and the empty one.
     body: As a whole, or as it streams in.
@@ -187,8 +187,8 @@ class OutgoingRequest(aiohttp.ClientRequest):
     async def _upload(
         self, conn: Connection, writer: StreamWriter, parts: AsyncIterator[bytes]
     ) -> None:
-        """Send a body as it streams in; what ends it too early is raised by whoever waits for the
-        answer.
+        """Send a body as it streams in; what ends it too early is raised where the answer is
+        awaited.
         """
         writer.length = self.outgoing.length
         writer.chunked = writer.length is None
@@ -197,7 +197,7 @@ class OutgoingRequest(aiohttp.ClientRequest):
                 if part:
                     await writer.write(part)
             await writer.write_eof()
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
             if conn.protocol is not None:
                 conn.protocol.set_exception(error)
         except asyncio.CancelledError:
@@ -441,7 +441,7 @@ class HTTPAnswer(Answer):
                     # then reading may bring more at once
                     is_refilled = wire is not None and wire.is_held_back
                     is_welcome = self._hand_on(content.read_nowait(), write, through)
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
                 turn.set_exception(error)
             is_over = not is_welcome or content.is_eof() or content.exception() is not None
             if is_over and not turn.done():

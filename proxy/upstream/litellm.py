@@ -160,7 +160,7 @@ class _Line(httpx.AsyncBaseTransport):
 
     async def abort(self) -> None:
         if self.response is not None:
-            with contextlib.suppress(Exception):  # it is given up; how it ends is nobody's business
+            with contextlib.suppress(Exception):  # it is given up; how it ends does not matter
                 await self.response.aclose()
 
 
@@ -210,7 +210,7 @@ class LitellmCalls:
             raise InvalidJSON("The body is not JSON.") from None
         if not isinstance(request, dict):
             raise InvalidRequest("The body must be a JSON object.")
-        # never none in the caller's place, for which litellm would look into the environment
+        # never none, for which litellm would use the environment's
         passed = credential.decode("latin-1") or NO_KEY
         key = passed if self.upstream.passes_key else self.upstream.api_key.get_secret_value()
         line = _Line(self._pools.of(credential), timeout.connect)
@@ -461,7 +461,7 @@ class StreamedAnswer(Answer):
 
     async def _abort(self) -> None:
         await self._line.abort()
-        # the stream is given up; how it ends is nobody's business
+        # the stream is given up; how it ends does not matter
         with contextlib.suppress(Exception):
             await self._stream.aclose()
 
@@ -507,7 +507,7 @@ def _error_in(text: str) -> dict[str, Any]:
 
 
 def _relayed(headers: Iterable[tuple[object, object]]) -> Headers:
-    """Those that go on; litellm puts ``llm_provider-`` before some."""
+    """Those that are forwarded; litellm puts ``llm_provider-`` before some."""
     kept: dict[str, str] = {}
     for name, value in headers:
         plain = str(name).lower().removeprefix("llm_provider-")

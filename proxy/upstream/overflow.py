@@ -1,12 +1,12 @@
-"""Reads an upstream's refusal, or its answer, as what was too much and how much of it may be.
+"""Reads from an upstream's refusal, or its answer, what was too much and what the limit is.
 
 A refusal is a kind and perhaps two numbers: the most that the upstream takes, and what it found.
 Kinds are tokens (CONTEXT, and COMPLETION where the answer is counted in), how long an answer may
 be, how many images, how large one of them, how many entries of the array, the bytes of the body,
-and what is nothing that a smaller request would cure. The wordings of all of them are tables in
-``overflow_rules``. What becomes of each is one way for all: it is remembered for the upstream and
-the model (``proxy.models.limits``), the request is planned again within it and sent again, and from
-then on every request is planned within it beforehand.
+and errors that a smaller request would not cure. The wordings of all of them are tables in
+``overflow_rules``. All are handled alike: the limit is remembered for the upstream and the model
+(``proxy.models.limits``), the request is planned again within it and sent again, and from then on
+every request is planned within it beforehand.
 
 The order is: codes and statuses of rate limits, explicit wordings, measures other than tokens,
 output caps, and only then sentences in which something is over what is called a context. A 413 that
@@ -79,10 +79,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         limit: the window, or the input limit if ``input_limit``; for other kinds the limit that was
-        named.
+            named.
         requested: prompt plus completion where both are given, else the total or the prompt as
-        stated; for other kinds
-            what was found in the request.
+            stated; for other kinds what was found in the request.
         input_limit: ``limit`` bounds the prompt alone.
         at_least: ``prompt`` is a lower bound.
         doubtful: ``limit`` is not to be learned from this wording.
@@ -205,7 +204,7 @@ def ending_of(
 
     Args:
         reasons: one for each choice; with several of them ``completion`` is the sum of all, and
-        says nothing.
+            says nothing.
         prompt: tokens as reported, else as estimated; None if neither is known.
         completion: tokens as reported.
         max_tokens: what the client requested.

@@ -272,7 +272,7 @@ class MessagesCodec(Codec):
         return SystemField(write_value(value))
 
     def joined(self, before: Raw, after: Raw) -> Raw | None:
-        """Never: parts of one turn are joined in any case."""
+        """Never: parts of one turn are always joined."""
         return None
 
     def marked(self, raw: Raw, marker: Mapping[str, Any]) -> Raw | None:
@@ -610,8 +610,8 @@ def grow(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def close(block: dict[str, Any]) -> bool:
-    """Whether the block is whole: not where the arguments of its call are no JSON; then it is left
-    without.
+    """Whether the block is whole: not where the arguments of its call are no JSON, which then are
+    left out.
     """
     if (told := block.pop("partial_json", None)) is None:
         return True

@@ -143,7 +143,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning")
 MAX_NAME_LEN = 80
 PLAIN = frozenset({"role", "content", "tool_call_id"})
 OWN_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
-"""Parts in which a speaker says something himself."""
+"""Parts that hold a speaker's own words."""
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 
 # What real clients change between two sends of the same message.
@@ -238,9 +238,7 @@ def _keep(value: Mapping[str, Any], role: str, content: object) -> bool | None:
 
 
 def is_own(part: object) -> bool:
-    """Whether a part of a content is its speaker's own words; what is not known is data that he
-    hands over.
-    """
+    """Whether a part of a content is its speaker's own words; an unknown part is data."""
     return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in OWN_TYPES)
 
 

@@ -48,8 +48,7 @@ SCHEMA_NAME = "working_notes"
 REASONING_ROOM = 4_096
 
 LimitField = Literal["max_tokens", "max_completion_tokens"]
-"""What a model of chat completions takes the limit of its answer in: one that reasons refuses the
-first.
+"""The fields for the limit of a chat completion: reasoning models refuse the first.
 """
 
 NOTHING: Mapping[str, Raw] = MappingProxyType({})
@@ -147,8 +146,7 @@ NAMING_WORDS = (
     re.compile(rb'"(?:' + "|".join(sorted(NAMING)).encode() + rb')"\s*:'),
     re.compile(rb"\\u00(?:5[fF]|6|7[0-9aA])"),
 )
-"""One of those fields, and a letter of a name that somebody has escaped, as no writer of JSON does
-by itself.
+"""One of those fields, and an escaped letter of a name, which no JSON writer produces by itself.
 """
 
 
@@ -175,7 +173,7 @@ class Compactions:
     Attributes:
         least: the smallest trigger that its provider takes, in tokens.
         are_ignored_elsewhere: whether servers of others answer a request for one as though it were
-        not there.
+            not there.
     """
 
     least = 0
@@ -217,7 +215,7 @@ def with_content(message: Raw, content: bytes) -> bytes:
 
 
 class Codec:
-    """Chat completions. The codecs of other endpoints override what these say otherwise.
+    """Chat completions. The codecs of other endpoints override what differs.
 
     Attributes:
         name: the endpoint's, ``path`` what is put after an upstream's base URL.
@@ -230,21 +228,20 @@ class Codec:
         text_type: the type of a part that is text.
         headers: what a request of Weir's own has to be sent with.
         link: the field by which a request goes on from what its provider holds; ``unlinked`` is
-        what it says in one
-            that goes on from nothing, None where it then is not there.
+            what it says in one that goes on from nothing, None where it then is not there.
         created_with: fields of such a request that those which go on from it leave out.
         words: what is looked for in the array as it came, to read on only where it is mentioned;
-        ``wall`` is the one
-            of a compaction of the provider's: what precedes it is ignored once that has come.
+            ``wall`` is the one of a compaction of the provider's: what precedes it is ignored once
+            that has come.
         ends_with_reason: whether the event with the reason for which an answer ended is its last.
         joins: whether adjacent elements of an assistant's are one segment.
         words_of_element: fields of an element of the array that are strings wherever they are
-        there.
+            there.
         compactions: how compactions are written, None where the endpoint has none.
         binds_thinking: whether models sign their thinking for what precedes it.
         has_recall_tool: whether the recall tool can be added; elsewhere there is the MCP server.
         has_translated_edits: whether a gateway may translate ``context_management`` for a provider
-        that carries it out.
+            that carries it out.
         is_element_a_message: whether each message is one element of the array.
     """
 
@@ -502,7 +499,7 @@ class Codec:
     def stored(self, raw: Raw) -> bytes:
         return bytes(raw)
 
-    # Questions to a model, and its answers
+    # Requests to a model, and its answers
 
     def question(self, effect: Summarize, limit: LimitField) -> dict[str, object]:
         """The fields of a request for a summary, but its model."""

@@ -114,9 +114,7 @@ class ResponsesCompactions(Compactions):
         return [{"type": COMPACTION, "compact_threshold": trigger}], ()
 
     def opened(self, elements: Sequence[Raw], unseal: Unseal) -> Sequence[Raw] | None:
-        """Before a compaction only what others than the model said, and what they declared, is
-        read.
-        """
+        """Before a compaction only items that are not the model's, and declarations, are read."""
         for at in range(len(elements) - 1, -1, -1):
             text = (
                 _text_of(first_object(elements[at]), unseal) if OWN in bytes(elements[at]) else None

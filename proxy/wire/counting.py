@@ -159,8 +159,8 @@ class TextCounter:
         return totals
 
     def guessing(self, characters: int, tokens: int) -> "TextCounter":
-        """What counts a text by its length as so many characters had so many tokens, and a little
-        above that.
+        """A counter that estimates a text by its length from a measured ratio of tokens to
+        characters, a little above it.
         """
         source = CharCounter(math.ceil(1_050 * tokens / max(1, characters)), 1_000)
         return TextCounter(self.name, source, self._executor)
@@ -203,7 +203,7 @@ class Tokenizer:
 
     @property
     def waiting(self) -> int:
-        return self._executor._work_queue.qsize()  # noqa: SLF001 - the executor says it nowhere else
+        return self._executor._work_queue.qsize()  # noqa: SLF001 - the executor exposes it nowhere else
 
     def close(self) -> None:
         self._executor.shutdown(wait=False)

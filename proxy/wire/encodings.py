@@ -17,13 +17,12 @@ from proxy.errors import InvalidRequest, RequestTooLarge, UnsupportedEncoding
 
 MAX_RATIO = 100
 ALWAYS_ALLOWED = 256 * 1024
-"""Bytes that any body may become: a few hundred that say one word again and again are no attack."""
+"""Bytes that any body may become: a few hundred that repeat one word are no attack."""
 MAX_ENCODINGS = 3
 PIECE = 1024 * 1024
 READ_AT_ONCE = 64 * 1024
 OF_ZSTD_AT_ONCE = 512
-"""Bytes given to zstd at once, which has no bound for what comes of them: a block of four may
-become 128 KiB.
+"""Bytes given to zstd at once, whose output has no bound: a block of four may become 128 KiB.
 """
 ZSTD_WINDOW = 8 * 1024 * 1024
 """Bytes; the most that HTTP allows (RFC 9659)."""

@@ -96,8 +96,8 @@ _REFERENCE = re.compile(rb'"item_reference"')
 _BARE = re.compile(
     rb'\{\s*(?:"type"\s*:\s*null\s*,\s*)?"id"\s*:\s*"[^"\\]*"\s*(?:,\s*"type"\s*:\s*null\s*)?\}'
 )
-"""Each is searched for alone: ``re`` looks for what a pattern begins with, and not for what two may
-begin with.
+"""Each is searched separately: ``re`` optimises a literal prefix of one pattern, and not that of
+alternatives.
 """
 
 
@@ -584,7 +584,7 @@ def _other_output(item: dict[str, Any], kind: EditKind | None, text: str) -> dic
 
 
 def _other_run(items: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """A run whose messages say something else; one with anything encrypted stays as it came."""
+    """A run with other message texts; one with anything encrypted stays as it came."""
     if any(item.get("encrypted_content") for item in items):
         return items
     found: list[dict[str, Any]] = []

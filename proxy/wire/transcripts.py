@@ -328,7 +328,7 @@ class Transcripts:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Be the only one whose messages are so many. Raises Busy for who would have to
+        """Wait to be the only request with so many messages. Raises Busy for one that would have to
         wait long.
         """
         try:
@@ -353,7 +353,7 @@ class Transcripts:
             is_long = sum(bytes(raw).count(b"{") for raw in raws) > OBJECTS_AT_ONCE
             values, items = await _apart(partial(self._read_all, raws, counting), is_long=is_long)
             if characters:
-                await asyncio.sleep(0)  # what counts at once lets nobody else in
+                await asyncio.sleep(0)  # a counter that does not wait lets no other task run
             if characters > COUNTED:
                 counter = counting.counter.guessing(characters, tokens)
             counts = await (sample_all if counting.sampled else count_all)(items, counter)

@@ -1,5 +1,5 @@
 """The way back for what was removed: a tool that Weir answers itself, and texts that it brings back
-unasked.
+automatically.
 
-Nothing here knows of the planner or of a route: the exchange hands in what is needed.
+Nothing here knows of the planner or of a route: the exchange passes in what is needed.
 """

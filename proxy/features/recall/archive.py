@@ -11,7 +11,7 @@ that the pages from byte 0 on make up the original; where letters of it would pa
 page is a JSON string in which they are escaped.
 
 Most of what is out of the window is in the request itself: clients send their whole history again.
-So that is looked through first, which needs no store and finds nobody else's texts; the store has
+So that is searched first, which needs no store and finds no other caller's texts; the store has
 what the client no longer sends.
 """
 
@@ -49,7 +49,7 @@ MAX_READ = 2_000_000  # characters of one text
 GAP = "[…]"
 
 MAX_NUMBER_LEN = 3
-# characters of a word that is looked for: a text is compared with all of them at each of its own
+# characters of a search word: a text is compared with all of them at each of its own
 MAX_TERM_LEN = 64
 
 _WORD = re.compile(r"\S+")
@@ -95,7 +95,7 @@ def terms_of(query: str) -> tuple[Term, ...]:
 
 
 def _numbered(words: Sequence[str]) -> Iterator[Term]:
-    """A short number says little alone: "invoice 3" is looked for as one, too."""
+    """A short number means little alone: "invoice 3" is searched as one term, too."""
     for word, number in pairwise(words):
         if number.isdigit() and len(number) <= MAX_NUMBER_LEN and not word.isdigit():
             text = f"{word} {number}"
@@ -113,7 +113,9 @@ def _pattern(word: str) -> re.Pattern[str]:
 
 
 def _end_of(word: str) -> str:
-    """What may not follow: 3 is not the beginning of 300, and a letter alone none of a word."""
+    """What may not follow: 3 does not match the beginning of 300, nor a single letter that of a
+    word.
+    """
     if word.isdigit():
         return r"(?!\d)" if len(word) > MAX_NUMBER_LEN else r"(?![^\W_])"
     return (
@@ -213,7 +215,7 @@ class Past(msgspec.Struct, frozen=True):
 
     ``origin`` is in words (``result of read_file``), ``position`` the number of the message in the
     client's array from 1 on and ``of`` how many that has; None where the client no longer sends it.
-    ``conversation`` is the name of its conversation where that is not the one that is asked for.
+    ``conversation`` is the name of its conversation where that is not the requested one.
     """
 
     ref: str

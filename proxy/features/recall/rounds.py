@@ -97,7 +97,7 @@ class Rounds:
         room: uncalibrated tokens that the window has left after that request and its answer.
         most: rounds that are answered, ``max_tokens`` the most tokens of one answer.
         joins: whether the client gets what the model said before a call; not where its answer has a
-        schema.
+            schema.
         number: rounds so far; ``over`` once the tool is offered no more.
         recalled: what was answered.
     """
@@ -365,7 +365,7 @@ class Relaying:
 
     async def _next(self, gate: Gate, turn: RecallTurn) -> UpstreamResponse:
         try:
-            # a task of its own, so that a process that ends can cancel the question and not the
+            # a task of its own, so that a stopping process can cancel the model call and not the
             # request
             return await asyncio.ensure_future(next_answer(self.rounds, turn, self.ask))
         except (ProxyError, asyncio.CancelledError) as error:
@@ -400,7 +400,7 @@ def _refusal(received: UpstreamResponse) -> bytes:
 async def _chunks(received: UpstreamResponse) -> AsyncGenerator[bytes | None, None]:
     opening = received.opening
     chunks = received.chunks
-    assert chunks is not None  # noqa: S101 - the caller looked
+    assert chunks is not None  # noqa: S101 - the caller has checked
     async with aclosing(chunks) as rest:
         for chunk in opening.held if opening is not None else ():
             yield chunk

@@ -6,7 +6,7 @@ Other endpoints have the MCP server (:mod:`proxy.features.recall.mcp`).
 The definition is constant and follows the client's own tools, so that after the batch that brings
 it every request of the conversation begins alike.
 
-What of one round's stream the client sees: everything but the recall tool's calls, and no end
+What the client sees of one round's stream: everything but the recall tool's calls, and no end
 before the last round.
 
 ======================================  ==========================================================
@@ -14,7 +14,7 @@ event                                   what becomes of it
 ======================================  ==========================================================
 first round, before any recall call     goes on byte for byte
 a delta of a recall call                is withheld, and nothing else of its chunk
-a call of the client's own tool         behind a recall call is withheld with it, to be asked for anew;
+a call of the client's own tool         after a recall call is withheld with it, to be requested anew;
                                         before one it has gone on already: then the recall call is dropped
 finish, usage and ``[DONE]``            withheld where another round follows
 later rounds                            in the first round's name, without a second role, usage added up
@@ -322,9 +322,7 @@ class CallNumbers:
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """What the rounds before this one leave: their identity, whether they said something, and what
-    they used.
-    """
+    """What earlier rounds pass on: their identity, whether they said something, and their usage."""
 
     identity: Mapping[str, Any]
     spoke: bool = False

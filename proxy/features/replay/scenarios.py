@@ -2,7 +2,7 @@
 policy.
 
 A policy's requests go through the planner and the preparation that serve requests, over a store in
-memory. A question to a model fails unless somebody is given to ask, and is counted.
+memory. A model call fails unless a model is given, and is counted.
 """
 
 from collections.abc import AsyncIterator
@@ -89,7 +89,7 @@ class Scenario:
         return Forwarded(pieces=script.raw_pieces(length), tokens=script.transcript(length).tokens)
 
     async def close(self) -> None:
-        """Give up what is kept for the requests so far."""
+        """Release what is kept for the requests so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Managed(Scenario):
             if plan.refused:
                 return Forwarded(pieces=None, tokens=whole, refused_by=WHOLE_REQUEST)
             return Forwarded(pieces=script.raw_pieces(length), tokens=whole, failed=True)
-        # what the upstream's count would teach: here it is the estimate
+        # what would be learned from the upstream's count: here it is the estimate
         if decision.raw_after >= MIN_SAMPLE:
             self._calibration = self._calibration.observe(decision.raw_after, decision.raw_after)
         self._preparation.after(plan_request, plan)
