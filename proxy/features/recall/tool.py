@@ -1,7 +1,7 @@
 """The recall tool of chat completions: its definition, when a request carries it, and the model's
 calls of it.
 
-Other endpoints have the MCP server (:mod:`proxy.features.recall.mcp`).
+Other endpoints have the MCP server (:mod:`proxy.features.mcp`).
 
 The definition is constant and follows the client's own tools, so that after the batch that brings
 it every request of the conversation begins alike.
