@@ -37,7 +37,15 @@ def spread(site: Watched) -> None:
 
 async def keep_keys(site: Watched) -> None:
     """Keys of three teams, and a store that has grown for two days."""
-    teams = [{"name": "support-bot", "policy": "article-support", "models": ["gpt-*"], "requests_per_minute": 60}]
+    teams = [
+        {
+            "name": "support-bot",
+            "policy": "article-support",
+            "models": ["gpt-*"],
+            "requests_per_minute": 60,
+            "budgets": ["month,dollars=50", "day,tokens=2000000"],
+        }
+    ]
     teams += [{"name": "research", "concurrency": 8, "allow": ["policy"]}, {"name": "contractor", "expires": "30d"}]
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {ADMIN}"}, trust_env=False) as http:
         for team in teams:
