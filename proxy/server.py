@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Literal
@@ -318,9 +318,49 @@ class Server(uvicorn.Server):
             if self.interrupted or self.force_exit:
                 break
             await asyncio.sleep(CHECKED_EVERY)
+        await self._stop_listening(sockets or [])
         cutting = asyncio.get_running_loop().call_later(self.limits.grace, self.stopping.cut_now)
         await super().shutdown(sockets)
         cutting.cancel()
+
+    async def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        """Close the listening sockets without resetting a connection that a client has made.
+
+        The kernel has accepted connections that the loop has not, and closing would reset them; so
+        they are taken first, by a copy of each socket. uvicorn then closes connections without a
+        request: those that are new have time to send theirs.
+        """
+        listeners = [
+            socket.fromfd(each.fileno(), each.family, each.type)
+            for server in self.servers
+            for each in server.sockets
+        ]
+        for server in self.servers:
+            server.close()
+        for each in sockets:
+            each.close()
+        accepted = [connection for each in listeners for connection in _last_of(each)]
+        loop = asyncio.get_running_loop()
+        for connection in accepted:
+            await loop.connect_accepted_socket(self._protocol, connection)
+        await asyncio.sleep(0 if self.force_exit else CHECKED_EVERY)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
+def _last_of(listener: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be accepted; the socket is closed."""
+    found: list[socket.socket] = []
+    listener.settimeout(0)
+    with listener, suppress(BlockingIOError):
+        while True:
+            found.append(listener.accept()[0])
+    return found
 
 
 @asynccontextmanager
