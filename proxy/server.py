@@ -357,7 +357,10 @@ def _last_of(listener: socket.socket) -> list[socket.socket]:
     """The connections that wait to be accepted; the socket is closed."""
     found: list[socket.socket] = []
     listener.settimeout(0)
-    with listener, suppress(BlockingIOError):
+    with (
+        listener,
+        suppress(OSError),
+    ):  # there is no other, or no descriptor is left: it stops anyway
         while True:
             found.append(listener.accept()[0])
     return found

@@ -420,7 +420,7 @@ class LimitSettings:
     concurrency_per_key: Count | None = None
     bytes_in_flight: Size = 128 * 2**20
     bytes_in_flight_per_key: Size | None = None
-    drain: Wait = 10.0
+    drain: Wait = 12.0
     grace: Seconds = 30.0
 
 

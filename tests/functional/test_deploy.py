@@ -74,7 +74,7 @@ def test_the_chart_has_what_a_team_needs() -> None:
     assert objects["Job"]["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert container(objects, "Job")["args"] == ["db", "migrate"]
     spec = objects["Deployment"]["spec"]["template"]["spec"]
-    assert spec["terminationGracePeriodSeconds"] >= 10 + 30 + 5, "drain, grace, and some more"
+    assert spec["terminationGracePeriodSeconds"] >= 12 + 30 + 5, "drain, grace, and some more"
     assert objects["Deployment"]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     assert rendered(*SQLITE)["Deployment"]["spec"]["strategy"]["type"] == "Recreate"
 
@@ -90,7 +90,7 @@ def test_the_chart_gives_weir_a_configuration_that_it_takes(tmp_path: Path) -> N
     path = tmp_path / "weir.yaml"
     path.write_text(objects["ConfigMap"]["data"]["weir.yaml"])
     config = load_config(path, env={**env, "OPENAI_API_KEY": "sk-test", "WEIR_STORE": "postgresql://weir@db/weir"})
-    assert (config.limits.grace, config.limits.drain) == (12, 10)
+    assert (config.limits.grace, config.limits.drain) == (12, 12)
     assert config.upstreams["openai"].api_key.get_secret_value() == "sk-test"
 
 
@@ -151,7 +151,7 @@ def test_the_unit_of_systemd_starts_what_there_is() -> None:
     unit.read(DEPLOY / "systemd" / "weir.service")
     service = unit["Service"]
     assert service["ExecStart"].endswith("weir serve --config /etc/weir/weir.yaml")
-    assert int(service["TimeoutStopSec"]) >= 10 + 30 + 5, "drain, grace, and some more"
+    assert int(service["TimeoutStopSec"]) >= 12 + 30 + 5, "drain, grace, and some more"
     if verify := shutil.which("systemd-analyze"):
         done = subprocess.run(
             [verify, "verify", "--man=no", DEPLOY / "systemd" / "weir.service"], capture_output=True, text=True,
